@@ -1,8 +1,8 @@
 """The classes of errors: one for each kind that a caller may want to catch separately.
 
-Every message has the same three parts: what was expected, what was given, how to fix it. All classes
+Every message has the same three parts: what was expected, what was given, and how to fix it. All classes
 derive from :class:`RingspecError`, which is a :class:`ValueError`. ``error.code`` distinguishes errors
-of one class.
+of the same class.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ class RingspecError(ValueError):
 
 
 class ShapeError(RingspecError):
-    """An array has the wrong rank or a length that does not fit the other arrays."""
+    """An array has the wrong number of axes, or an axis whose length does not fit the other arrays."""
 
     code = "shape"
 
 
 class DtypeError(RingspecError):
-    """An array has a dtype that is refused (objects, integers for q, floats for a mask...)."""
+    """An array has a dtype that the argument does not accept, such as integers for q or floats for a mask."""
 
     code = "dtype"
 
 
 class NonFiniteError(RingspecError):
-    """NaN or infinity where the definition requires a finite number."""
+    """A value is NaN or infinite where the definition requires a finite number."""
 
     code = "non-finite"
 
@@ -85,21 +85,21 @@ class OptionError(RingspecError):
 
 
 class UnknownKeywordError(RingspecError, TypeError):
-    """A keyword argument that no function of ringspec accepts."""
+    """A call has a keyword argument that the function does not accept."""
 
     code = "unknown-keyword"
 
 
 class LayoutError(RingspecError):
-    """Tokens cannot be distributed over the workers in this layout, or its table is not a permutation."""
+    """A layout cannot distribute the tokens over the workers, or a layout table does not hold each token once."""
 
     code = "layout"
 
 
 class ScheduleError(RingspecError):
-    """A permute schedule is invalid; ``problems`` lists every reason that the validator found.
+    """A schedule of computations and transfers is invalid; ``problems`` lists every defect that the validator found.
 
-    ``expected``, ``got``, ``fix`` and ``code`` as in :class:`RingspecError`.
+    ``expected``, ``got``, ``fix`` and ``code`` are as in :class:`RingspecError`.
     """
 
     code = "schedule"
@@ -118,13 +118,13 @@ class ScheduleError(RingspecError):
 
 
 class NotRecordedError(RingspecError):
-    """A requested state was not recorded or does not exist."""
+    """A requested worker, step or state of a run was not recorded or does not exist."""
 
     code = "not-recorded"
 
 
 class RefusedError(RingspecError):
-    """The public interface that a function of ``ringspec.interfaces`` models refuses this call."""
+    """A function of ``ringspec.interfaces`` refuses a call, as the public interface that it models does."""
 
     code = "refused"
 
@@ -148,7 +148,7 @@ class LostWorkerError(CommunicationError):
 
 
 class UndecidedError(RingspecError):
-    """The precision of ``ringspec.exact`` does not suffice to round a result correctly."""
+    """A result cannot be rounded with certainty, or float64 values are too far from the exact values."""
 
     code = "undecided"
 
@@ -160,7 +160,7 @@ class FileFormatError(RingspecError):
 
 
 class VectorError(RingspecError):
-    """Golden vectors disagree with their format, their manifest or their case."""
+    """Golden vectors do not follow the file format, or disagree with their manifest or their case."""
 
     code = "vector"
 
@@ -181,7 +181,7 @@ def shown(x: object, width: int = 80) -> str:
 
 
 def described(x: object, cause: BaseException) -> str:
-    """Say what an object is and why it could not be read; safe for any object."""
+    """Return the type of an object and why it could not be read, for an error message; safe for any object."""
     try:
         return f"{type(x).__name__} ({cause})"[:200]
     except Exception:  # an exception that cannot be printed
@@ -192,7 +192,7 @@ MOST_LISTED = 40
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Suggest the known name closest to ``name``, or list the known names (the first 8 if there are many).
+    """Return a fix for an unknown ``name``: the closest known name, or the known names (the first 8 of many).
 
     >>> nearest("casual", ["causal", "window"])
     "write 'causal'"
@@ -215,7 +215,8 @@ def refuse_unknown(
 ) -> None:
     """Raise :class:`UnknownKeywordError` for the first name in ``unknown``.
 
-    ``instead`` maps a name to its fix, where the nearest of the ``known`` names would mean something else.
+    The fix is the nearest of the ``known`` names. ``instead`` maps a name to another fix, for names whose nearest
+    known name means something else.
     """
     names = tuple(known)
     for name in unknown:

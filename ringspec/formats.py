@@ -1,10 +1,11 @@
-"""Number formats: rounding once, bit patterns, unit roundoff.
+"""Number formats: round values to a format once, convert arrays to and from storage dtypes, read bit patterns.
 
 ringspec computes in float64 (or float32); a narrower format only determines to which numbers a value
-is rounded. A bfloat16 tensor is a float64 array whose values are bfloat16 numbers; :func:`store`
-converts it to a storage array at the end. This is the only module that imports
-``ml_dtypes``: its bfloat16 arithmetic and its conversion from float64 (which rounds twice, through
-float32) are not used.
+is rounded. During the computation, a bfloat16 tensor is a float64 array whose values are bfloat16 numbers.
+At the end, :func:`store` converts the array to the *storage dtype* of the format, such as ``ml_dtypes.bfloat16``.
+
+This is the only module that imports ``ml_dtypes``. ringspec does not use the bfloat16 arithmetic of that package. It
+rounds values before ``ml_dtypes`` converts them, because that conversion from float64 rounds twice, through float32.
 
 Sources: IEEE 754-2019 (binary16, binary32, binary64, roundTiesToEven); bfloat16 is binary32 cut
 to 8 significant bits; OCP 8-bit floating point specification 1.0 for E4M3 (no infinity, NaN beyond
@@ -42,9 +43,9 @@ Array = NDArray[np.float64]
 class Format:
     """A binary floating-point format: its ``name``, and the ``dtype`` in which NumPy stores it.
 
-    ``precision`` counts significant bits, including the hidden one. The least normal number is
-    ``2**min_exponent``, and ``largest`` is the greatest finite number. Without ``has_infinity``, an
-    overflow gives NaN.
+    ``precision`` is the number of significant bits, including the implicit leading bit. The smallest positive
+    normal number is ``2**min_exponent``, and ``largest`` is the largest finite number. If ``has_infinity`` is False,
+    an overflow gives NaN.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> float:
-        """The least number above 0."""
+        """The smallest positive number of the format."""
         return float(2.0 ** (self.min_exponent - self.precision + 1))
 
 
@@ -85,7 +86,7 @@ def format_of(name: str) -> Format:
 def unit_roundoff(name: str) -> float:
     """Return half the distance from 1 to the next number: the largest relative error of one rounding.
 
-    ``name`` is the name of a format. An unknown one raises OptionError, here and in the functions below.
+    ``name`` is the name of a format. An unknown name raises OptionError, here and in the functions below.
 
     >>> unit_roundoff("bfloat16")
     0.00390625
@@ -94,10 +95,10 @@ def unit_roundoff(name: str) -> float:
 
 
 def round_to(x: ArrayLike, name: str) -> Array:
-    """Round float64 values once, to nearest even, to the numbers of a format (NUM-1).
+    """Round float64 values to the format ``name``, once and to nearest even (NUM-1).
 
-    ``x`` is a float64 array of any shape; the result has the same shape, and its values are numbers of
-    the format ``name``. A value beyond the largest number becomes infinity, or NaN in a format without
+    ``x`` is a float64 array of any shape. The result is float64 and has the same shape, and its values are numbers of
+    the format. A value beyond the largest number of the format becomes infinity, or NaN in a format without
     infinity. NaN and the sign of zero are kept.
 
     >>> float(round_to(1 + 2.0**-8 + 2.0**-40, "bfloat16"))  # through float32 it would be 1.0
@@ -120,11 +121,11 @@ def round_to(x: ArrayLike, name: str) -> Array:
 
 
 def _round_at_spacing(values: Array, target: Format) -> Array:
-    """Round to multiples of the target's spacing at each value, without an upper limit.
+    """Round each value to a multiple of the spacing that ``target`` has at the value; the caller handles overflow.
 
     Adding 1.5 * 2**52 * spacing to a value gives a sum whose float64 spacing is the target's spacing, so
-    the addition itself rounds to nearest even; the subtraction is exact. On 4 million values this was
-    twice as fast as frexp, rint and ldexp.
+    the addition itself rounds to nearest even; the subtraction is exact. On 4 million values, this method was
+    twice as fast as one with frexp, rint and ldexp.
     """
     exponent_bits = values.view(np.uint64) & np.uint64(0x7FF0000000000000)
     anchor = exponent_bits.view(np.float64)  # 2**binade; 0 for a float64 subnormal
@@ -191,12 +192,12 @@ def holds(wide: str, narrow: str) -> bool:
 
 
 def narrower(one: str, other: str) -> str:
-    """Return the format with fewer significant bits."""
+    """Return the one of two format names whose format has fewer significant bits."""
     return min(one, other, key=lambda name: format_of(name).precision)
 
 
 def bits(x: NDArray) -> NDArray:
-    """Return the bit patterns of a storage array ``x``, any shape, as unsigned integers of the same width.
+    """Return the bit patterns of a storage array ``x`` of any shape, as unsigned integers of the same width.
 
     >>> hex(int(bits(store(1.0, "bfloat16"))))
     '0x3f80'
@@ -205,7 +206,7 @@ def bits(x: NDArray) -> NDArray:
 
 
 def check_range(z: Array, allowed: NDArray[np.bool_], what: str) -> None:
-    """Refuse a problem whose intermediate values overflow float64 at a visible pair."""
+    """Raise NonFiniteError if ``z`` is not finite at a pair where ``allowed`` is True; ``what`` names z in errors."""
     # The first test is cheap; hidden pairs may overflow.
     if not np.isfinite(z).all() and not np.isfinite(np.where(allowed, z, 0.0)).all():
         raise NonFiniteError(
@@ -216,7 +217,7 @@ def check_range(z: Array, allowed: NDArray[np.bool_], what: str) -> None:
 
 
 def check_results(**results: Array | None) -> None:
-    """Refuse gradients that overflowed float64; in the definition they are finite."""
+    """Raise NonFiniteError if a result overflowed float64: the definition has only finite results."""
     for name, values in results.items():
         if values is not None and not np.isfinite(values).all():
             raise NonFiniteError(
@@ -225,7 +226,10 @@ def check_results(**results: Array | None) -> None:
 
 
 def rounded_input(x: Array, name: str, what: str) -> Array:
-    """Round an input tensor to a recipe's input format; refuse values beyond the range of that format."""
+    """Round an input tensor to the format ``name``; raise NonFiniteError for values beyond its range.
+
+    ``what`` names the tensor in the error.
+    """
     with np.errstate(over="ignore"):
         rounded = round_to(x, name)
     if not np.isfinite(rounded).all():
@@ -246,7 +250,11 @@ def product(a: Array, b: Array, accumulator: str) -> Array:
 
 
 def row_sum(x: Array, accumulator: str) -> Array:
-    """Sum x [..., n] over the last axis in float64, or in float32 and then round to the format ``accumulator``."""
+    """Sum x [..., n] over the last axis.
+
+    If ``accumulator`` is 'float64', the sum is computed in float64. Otherwise it is computed in float32, and rounded
+    to the format ``accumulator`` at the end.
+    """
     if accumulator == "float64":
         return x.sum(axis=-1)
     return round_to(x.astype(np.float32).sum(axis=-1).astype(np.float64), accumulator)

@@ -37,7 +37,7 @@ def read_plain_file(path: str | os.PathLike[str], limit: int = MAX_BYTES) -> byt
 
 
 def check_plain(path: str | os.PathLike[str], mode: int) -> None:
-    """Raise unless ``mode`` (``st_mode``) is that of a plain file."""
+    """Raise FileFormatError unless ``mode``, the ``st_mode`` of the file at ``path``, is that of a plain file."""
     if not stat.S_ISREG(mode):
         got = KINDS.get(stat.S_IFMT(mode), "a device")
         raise FileFormatError(

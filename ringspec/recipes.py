@@ -1,8 +1,9 @@
-"""Precision recipes: how an implementation computes, as data.
+"""Precision recipes: the points at which an implementation rounds, and the number format at each point (NUM-2).
 
-A recipe names the format at every point where a value is rounded, and tile sizes and merge order
-where they matter (NUM-2). :mod:`ringspec.spec` computes with a recipe; the comparison and the conformance
-suite read it. A format name at a point means: rounded there once, to nearest even, to this format.
+A recipe also has the tile sizes and the merge order of the implementation, because they affect rounding errors.
+:mod:`ringspec.spec` computes with a recipe. The comparison of results and the conformance suite derive the largest
+accepted errors from the recipe. At each point, a value is rounded once, to nearest even, to the format that the recipe
+names.
 
 >>> recipe("bf16").p
 'bfloat16'
@@ -27,25 +28,25 @@ P_REFERENCES = ("block", "running", "stale", "row", "lse", "block_lse", "any")
 class Recipe:
     """The rounding points of one implementation, in the order of the computation.
 
-    ``name`` is the name of the recipe and ``note`` describes it. The value of each rounding point below
-    is the name of a format (:data:`ringspec.formats.FORMATS`). Raises OptionError for an unknown format,
+    ``name`` is the name of the recipe, and ``note`` describes the recipe. Each rounding point below has the name of
+    a format (:data:`ringspec.formats.FORMATS`). Raises OptionError for an unknown format,
     for an invalid tile size, and in :meth:`replace` for a keyword that is not a field of a recipe.
 
     ``inputs``              q, k, v, dy as they are stored
-    ``products``            accumulator of every matrix product: float64, or float32 in the summation
-                            order of this machine's BLAS (a recipe does not declare the order)
+    ``products``            accumulator of every matrix product: float64 or float32. A recipe does not declare
+                            the order of summation; it is that of this machine's BLAS.
     ``scores``              s, after scale, bias and soft cap, and t = tanh(z / softcap)
     ``statistics``          exp(s - m), m, l and lse of the running softmax
-    ``p``                   P as operand of P V and of P^T dy
+    ``p``                   P as an operand of P V and of P^T dy
     ``block_o``             o of one block, as the block's computation returns it
     ``merge``               each product and each sum in a merge of two partial results (NUM-3)
     ``carried_o``           o as it is kept between ring steps
     ``outputs``             the final o, which the backward pass reads as well
     ``lse``                 the final lse, as the forward pass returns it
-    ``backward_lse``        lse as exp(s - lse) in the backward pass reads it
+    ``backward_lse``        lse as the backward pass reads it, for exp(s - lse)
     ``dy_o_products``       each product dy * o before the products of a row are summed
-    ``delta``               dy_o_sum, or dy_o_sum - dlse
-    ``ds``                  dZ (dS without a soft cap) as operand of its two products
+    ``delta``               dy_o_sum, which is the sum of these products, and then dy_o_sum - dlse
+    ``ds``                  dZ (equal to dS without a soft cap) as an operand of dZ K and of dZ^T Q
     ``tile_dq``             the accumulator of dq over the key tiles of one block
     ``tile_dkv``            the accumulators of dk, dv over the query tiles of one block
     ``block_gradients``     dq, dk, dv of one block, as the block's computation returns them
@@ -56,8 +57,8 @@ class Recipe:
                             'normalised': a block returns its normalised (o, lse), and these are merged
     ``tile_q``, ``tile_k``  rows and columns of a tile inside a block; None: one tile is the whole block.
                             With ``tile_k``, the softmax is online inside the block as well.
-    ``p_relative_to``       the number c of a row in the forward's P = exp(s - c) at the moment when P is
-                            rounded; it determines the binade in which P is rounded. One of:
+    ``p_relative_to``       what c is in P = exp(s - c), when the forward pass rounds P. Each row has one c, which
+                            determines the binade in which P is rounded. One of:
                             'block', the row's maximum in the block (each block starts a fresh state,
                             and the states are merged);
                             'running', the row's maximum so far (one state is carried through the ring);
@@ -67,16 +68,16 @@ class Recipe:
                             'lse', the final lse of the row;
                             'block_lse', the row's lse in the block (each block has its own softmax,
                             and the results are merged);
-                            'any', any of these, all of which are correct.
-                            None: not declared, and a judge accepts each of them.
+                            'any', an unknown choice among the above, all of which are correct.
+                            None: not declared. The conformance suite then accepts each of the above.
                             The specification itself rounds relative to the block's maximum.
 
-    The method ``to_`` plus the name of a point, such as ``to_p(x)``, rounds x [..] float64 at that point: to_products,
+    A method such as ``to_p(x)`` rounds a float64 array of any shape at the point after which it is named: to_products,
     to_scores, to_statistics, to_p, to_block_o, to_merge, to_carried_o, to_outputs, to_lse, to_backward_lse,
     to_dy_o_products, to_delta, to_ds, to_tile_dq, to_tile_dkv, to_block_gradients, to_gradients.
 
-    Inputs that the input format cannot hold are refused. An overflow in a product gives infinity or NaN
-    if products accumulate in float32, as in a kernel; in float64 it is refused.
+    An input beyond the range of the input format raises NonFiniteError. If products accumulate in float32, an overflow
+    in a product gives infinity or NaN, as in a kernel. If they accumulate in float64, it raises NonFiniteError.
     """
 
     name: str
@@ -142,7 +143,10 @@ class Recipe:
     # x is a float64 array of any shape.
 
     def to_inputs(self, x: Array, what: str) -> Array:
-        """Round q, k, v or dy as they are stored; ``what`` names the tensor in the NonFiniteError for a value out of range."""
+        """Round q, k, v or dy to the input format; raise NonFiniteError for a value out of range.
+
+        ``what`` names the tensor in the error.
+        """
         return rounded_input(x, self.inputs, what)
 
     def matmul(self, a: Array, b: Array) -> Array:
@@ -222,7 +226,9 @@ ROUNDING_POINTS = tuple(f.name for f in dataclasses.fields(Recipe) if f.default 
 
 
 def _mixed(name: str, narrow: str, note: str) -> Recipe:
-    """Build a recipe with 16-bit operands and float32 everywhere else: FlashAttention's arithmetic.
+    """Build a recipe with inputs, P, dS and results in ``narrow``, and float32 everywhere else.
+
+    This is FlashAttention's arithmetic if ``narrow`` is a 16-bit format.
 
     Source: Dao, FlashAttention-2 (https://arxiv.org/abs/2307.08691), section 3: inputs, P and dS
     enter the matrix units in 16 bits; accumulators and statistics are float32.
@@ -254,9 +260,9 @@ def _mixed(name: str, narrow: str, note: str) -> Recipe:
 
 
 def _partials(name: str, narrow: str) -> Recipe:
-    """Build a recipe whose block results are 16-bit and are rounded again in every ring step.
+    """Build a recipe that rounds block results, and what has been accumulated after each ring step, to 16 bits.
 
-    Public rings that call an existing kernel compute like this. The error grows with W
+    Public rings that call an existing kernel for each block round like this. The error grows with W
     (https://github.com/zhuzilin/ring-flash-attention/issues/42).
     """
     return _mixed(name, narrow, "partials rounded to the input type between ring steps").replace(
@@ -277,10 +283,10 @@ def _float8(name: str, narrow: str) -> Recipe:
 
 
 def _public_nki(name: str, mixed_precision: bool) -> Recipe:
-    """Build the recipe of the public ring attention kernels of AWS's NKI library, as their sources describe them.
+    """Build the recipe of the public ring attention kernels in AWS's NKI library, according to their source code.
 
-    P and dS are bfloat16. A block returns its o unnormalised, in the type of q. The merge holds its
-    o operands, products and sums in bfloat16. Statistics and final gradients are float32. Without
+    P and dS are bfloat16. A block returns o unnormalised, in the type of q. The merge rounds
+    o, each product and each sum to bfloat16. Statistics and final gradients are float32. Without
     ``mixed_precision``, the accumulators of dk and dv, and the lse and dy_o_sum that the backward
     reads, have the input type. The dq that a worker sends is always float32. Queries are cut into tiles of 128
     rows; the row maximum is taken over the whole block.
@@ -303,13 +309,13 @@ def _public_nki(name: str, mixed_precision: bool) -> Recipe:
 
 
 def nki_impl(name: str, narrow: str, mixed_precision: bool = True) -> Recipe:
-    """Build the recipe of the ring attention kernels of the package nki_impl (``nki_impl.kernels``).
+    """Build the recipe of the ring attention kernels in the package nki_impl (``nki_impl.kernels``).
 
-    P and dS have the input type; dS is computed from P before P is rounded. A block returns its o in
-    float32. The merge and all that is carried between ring steps are float32. o is rounded once, and
+    P and dS have the input type; dS is computed from P before P is rounded. A block returns o in
+    float32. The merge and everything carried between ring steps are float32. The final o is rounded once, and
     dq, dk, dv are float32. The row maximum is taken over the whole block; dk and dv are summed over 128
-    query rows at a time. Without ``mixed_precision``, lse, dy_o_sum, its products and the carried dk
-    and dv have the input type.
+    query rows at a time. Without ``mixed_precision``, the input type is also used for lse, dy_o_sum, the products
+    dy * o, and the dk and dv carried between ring steps.
 
     The recipe omits some roundings to float32: o and dq are summed over 128 keys at a time, the final
     division is a reciprocal and a product, and dP - dy_o_sum is rounded before it is multiplied. It also
@@ -359,8 +365,8 @@ OF_FORMAT = {
 def recipe(which: str | Recipe) -> Recipe:
     """Return the recipe called ``which``, or ``which`` itself if it is a recipe.
 
-    Raises :class:`~ringspec.errors.OptionError` for an unknown name, with the nearest known name. For the
-    name of a number format, that is the recipe of the format.
+    Raises :class:`~ringspec.errors.OptionError` for an unknown name. The message suggests the nearest known name, and
+    for the name of a number format the recipe of that format.
 
     >>> recipe("bfloat16")
     Traceback (most recent call last):
@@ -379,7 +385,7 @@ def recipe(which: str | Recipe) -> Recipe:
 
 
 def _nearest_to(which: object) -> str:
-    """Return the fix for a name that no recipe has.
+    """Return the fix for an unknown name of a recipe: the nearest known name, or the recipe of a number format.
 
     >>> _nearest_to("torch.bfloat16"), _nearest_to("FP64"), _nearest_to("bf16-partials")
     ("write 'bf16'", "write 'float64'", "write 'bf16_partials'")

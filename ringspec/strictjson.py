@@ -1,4 +1,4 @@
-"""Strict JSON: no duplicate key, no NaN or infinity, no number beyond float64, no integer beyond 64 bits."""
+"""A strict JSON parser: it refuses duplicate keys, NaN, infinity, floats beyond float64, integers beyond 64 bits."""
 
 from __future__ import annotations
 

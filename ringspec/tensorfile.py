@@ -64,8 +64,8 @@ def dtype_code(dtype: np.dtype) -> str:
 def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) -> bytes:
     """Return the bytes of a file that holds the given tensors, in C order and little endian.
 
-    ``tensors``: arrays of any shape by name; ``metadata``: text by name. Raises FileFormatError for a name,
-    a text or a header that the format cannot hold, DtypeError or ShapeError for such an array.
+    ``tensors`` maps names to arrays of any shape, and ``metadata`` maps names to text. Raises DtypeError or ShapeError
+    for an array that the format cannot hold, and FileFormatError for anything else that it cannot hold.
 
     >>> sorted(decode(encode({"b": np.zeros(2), "a": np.ones((1, 2), np.float32)})))
     ['a', 'b']
@@ -93,7 +93,7 @@ def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) 
 
 
 def _check_writable(tensors: Any, metadata: Any) -> None:
-    """Raise unless the reader would accept these names and metadata."""
+    """Raise FileFormatError unless the reader of this module accepts the names and the metadata."""
     named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
     if not named or "__metadata__" in tensors:
         raise FileFormatError(
@@ -132,10 +132,10 @@ def write_tensors(
     tensors: dict[str, NDArray],
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write tensors to a file, completely or not at all: an interrupted call keeps the old file, if there was one.
+    """Write tensors to a file, completely or not at all: an interrupted call leaves an existing file unchanged.
 
-    ``tensors`` (any shape), ``metadata`` and errors are as in :func:`encode`. Raises OptionError if ``path`` is
-    not a path, FileNotFoundError if its folder does not exist.
+    ``tensors`` (any shape), ``metadata`` and errors are as in :func:`encode`. Also raises OptionError if ``path`` is
+    not a path, and FileNotFoundError if the folder of the file does not exist.
     """
     data = encode(tensors, metadata)
     if not isinstance(path, (str, os.PathLike)):
@@ -163,7 +163,7 @@ def replace_file(target: Path, data: bytes) -> None:
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, NDArray]:
-    """Return the tensors (arrays of any shape) of the file at ``path`` by name.
+    """Return the tensors in the file at ``path``, as a dict from names to arrays of any shape.
 
     Raises FileFormatError if the file is not a valid safetensors file.
     """
@@ -177,9 +177,10 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def decode(data: bytes, what: str = "bytes") -> dict[str, NDArray]:
-    """Return the tensors in ``data``, the bytes of a file, by name. Arrays (any shape) are read-only views of ``data``.
+    """Return the tensors in ``data``, the bytes of a file, as a dict from names to arrays of any shape.
 
-    ``what`` names the file in an error. Raises FileFormatError if the bytes are not a valid safetensors file.
+    The arrays are read-only views of ``data``. ``what`` names the file in an error. Raises FileFormatError if the
+    bytes are not a valid safetensors file.
     """
     header, body = split(data, what)
     _check_metadata(header.pop("__metadata__", {}), what)
@@ -211,7 +212,7 @@ def _refuse(what: str, expected: str, got: str) -> None:
 
 
 def split(data: bytes, what: str) -> tuple[dict[str, Any], memoryview]:
-    """Return the header and the data. The header's keys must be unique, and NaN is refused."""
+    """Return the header and the data of a file; raise FileFormatError unless the header is strict JSON."""
     if len(data) < 8:
         _refuse(what, "a safetensors file", f"{len(data)} bytes")
     (length,) = struct.unpack("<Q", data[:8])

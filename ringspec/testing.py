@@ -3,8 +3,8 @@
 :func:`check` runs the conformance suite on a target. :func:`assert_ring_attention` compares given tensors with
 ring attention; call it from your own tests.
 
-Expected values follow :mod:`ringspec.spec.dense_forward` and :mod:`~ringspec.spec.dense_backward`; bounds are from
-:mod:`ringspec.compare.bounds`.
+Expected values follow :mod:`ringspec.spec.dense_forward` and :mod:`~ringspec.spec.dense_backward`. The largest accepted
+errors, called bounds, are from :mod:`ringspec.compare.bounds`.
 
 >>> import numpy as np
 >>> from ringspec.rings.ring import ring
@@ -74,26 +74,27 @@ def assert_ring_attention(
 ) -> None:
     """Raise AssertionError, with a diagnosis, unless ``got`` is the result of ring attention.
 
-    ``got``      a mapping with some of o, lse, dq, dk, dv, dsinks, dbias; or o only
-    ``q``        [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv], ``dy`` like o: the
-                 upstream gradient from which the gradients in ``got`` were computed
-    ``workers``  W
+    ``got``      the results to check: o alone, or a mapping from names (o, lse, dq, dk, dv, dsinks, dbias) to
+                 arrays. o is required without ``dy``, and dq, dk, dv are required with it.
+    ``q``        [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv], ``dy`` [B, H, Sq, Dv]: the
+                 inputs, and the upstream gradient from which the gradients in ``got`` were computed
+    ``workers``  W, the number of workers
     ``layout``   'contiguous', 'striped', 'zigzag', 'zigzag_per_document' or a table [W, n] of tokens
-    ``recipe``   the number formats of the kernel (:data:`ringspec.RECIPES`); it determines the bounds and
-                 the dtypes of results
+    ``recipe``   the number formats of the kernel (:data:`ringspec.RECIPES`), which determine the largest accepted
+                 errors and the dtypes of results
     ``lse``      'natural', or 'base2' for a kernel that returns lse to base 2
     ``dlse``     [B, H, Sq], the upstream gradient of the natural lse; None: 0
-    ``diagnose`` True: compare a mismatch with every known bug, which takes seconds and is omitted if
-                 B * H * Sq * Sk > 2**19. False: omit it, which saves time if many mismatches are expected
+    ``diagnose`` True: compare a mismatch with every known bug, which takes seconds (not done if
+                 B * H * Sq * Sk > 2**19). False: never do so, to save time if many mismatches are expected
     ``options``  those of :func:`ringspec.attention`: causal, window, scale, softcap, cu_seqlens, sinks...
 
     Each input and result is a NumPy, PyTorch or JAX array of any float dtype: one array in token order,
-    or a list of W arrays (or a stack [W, ...]) in slot order. Two gradients are sums over queries: dsinks, and
-    dbias if all queries share the bias. For these, one array in the shape of sinks or bias is the
-    whole sum, and a list has the contribution of each worker.
+    or a list of W arrays (or a stack [W, ...]), each with the tokens of one worker in the order of the layout. Two
+    gradients are sums over queries: dsinks, and dbias if all queries share the bias. For dsinks and such a dbias, one
+    array in the shape of sinks or bias is the whole sum, and a list has the contribution of each worker.
 
     Every element of every worker is compared: with exact values if the problem is small, otherwise with float64
-    (the error text says which). The dtype of a result may be wider than the recipe's. A dtype that cannot
+    values (the error text says which). The dtype of a result may be wider than the recipe's. A dtype that cannot
     hold the recipe's numbers, such as float16 under 'float32', is reported as 'wrong dtype'.
 
     Raises OptionError for an unknown name in ``got``, and another :class:`~ringspec.errors.RingspecError`
@@ -138,7 +139,7 @@ def assert_ring_attention(
 
 
 def _results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors by name; the gradients are required if ``dy`` is given."""
+    """Return the results by name; raise OptionError if a name is unknown, missing or not expected."""
     results = dict(got) if isinstance(got, Mapping) else {"o": got}
     for name in results:
         if name not in RESULTS:
@@ -163,7 +164,7 @@ def _results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> d
 
 
 def _shards_of(x: Any, workers: int, name: str, rank: int) -> list[NDArray] | NDArray:
-    """Return one array per worker if ``x`` is a list or a stack, else the gathered array."""
+    """Return a list of one array per worker if ``x`` is a list or a stack of these, else ``x`` as one array."""
     if isinstance(x, (list, tuple)) and len(x) == workers and np.ndim(x[0]) == rank:
         return [to_numpy(one, name) for one in x]
     array = to_numpy(x, name)
@@ -211,7 +212,11 @@ def _number(name: str, x: NDArray) -> NDArray[np.float64]:
 def _table_for(
     shards: list[NDArray[np.float64]], workers: int, layout: Any, cu_seqlens: Any, rank: int
 ) -> NDArray[np.int64]:
-    """Return the token in each slot. Padded documents end at the last entry of ``cu_seqlens``."""
+    """Return the layout table [W, n] of the ``shards``: the token in each slot.
+
+    The table needs the number of tokens. Under 'zigzag_per_document' shards may contain padding, so the number is the
+    last entry of ``cu_seqlens``.
+    """
     length = sum(one.shape[2] if one.ndim == rank else 0 for one in shards)
     if isinstance(layout, str) and layout == "zigzag_per_document" and cu_seqlens is not None:
         length = int(np.asarray(cu_seqlens)[-1])
@@ -232,7 +237,7 @@ def _check_upstream(problem: Problem, given: Mapping[str, NDArray[np.float64]]) 
 
 
 class Judge:
-    """The exact values for each worker, and the bounds of the recipe."""
+    """Compare results with the expected values of each worker, within the largest errors that the recipe permits."""
 
     def __init__(
         self,
@@ -262,7 +267,7 @@ class Judge:
             self.floors[name] = bound_floors(recipe, sizes, largest, **due)[name]
 
     def due(self, name: str) -> str:
-        """Return the format of a result in the recipe; a gradient of sinks or bias may be narrower."""
+        """Return the format that a result must have: the recipe's, or that of sinks or bias if it is narrower."""
         own = {"o": self.recipe.outputs, "lse": self.recipe.lse, "dsinks": self.recipe.lse}
         due = own.get(name, self.recipe.gradients)
         parameter = name_of(self.given[name].dtype) if name in self.given else None

@@ -1,7 +1,7 @@
 """Checks of single arguments. An error says what was expected, what was received and how to fix it.
 
-Each function takes one argument as the caller gave it. It returns the argument in the one form that the
-specification works with, or raises the error of its kind.
+Each function takes one argument, or a few that belong together, as the caller gave them. It returns them in the one
+form that the specification works with, or raises a subclass of RingspecError. ``what`` names the argument in the error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def as_array(x: Any, what: str) -> NDArray:
 def float_array(
     x: Any, what: str, rank: int | None = None, finite: bool = True
 ) -> NDArray[np.float64]:
-    """Return float input as a float64 array; refuse a wrong rank, and NaN or infinities if ``finite``."""
+    """Validate a float array of ``rank`` axes (None: any number) and return it as float64.
+
+    If ``finite``, NaN and infinities are refused.
+    """
     values = load(as_array(x, what), what)
     if rank is not None and values.ndim != rank:
         names = {3: "[B, H, S]", 4: "[B, H, S, D]"}
@@ -105,7 +108,7 @@ def position_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int6
 
 
 def pair_array(x: NDArray, what: str, full: tuple[int, int, int, int]) -> NDArray:
-    """Validate an array that broadcasts to [B, H, Sq, Sk] and return it with leading axes of 1."""
+    """Validate an array that broadcasts to ``full`` = [B, H, Sq, Sk] and return it with four axes."""
     shape = (1,) * (4 - x.ndim) + x.shape
     fits = len(shape) == 4 and all(n in (1, m) for n, m in zip(shape, full, strict=True))
     if not fits:
@@ -234,7 +237,7 @@ def segments_from_cu_seqlens(cu_seqlens: Any, length: int, what: str) -> NDArray
 def check_segments(
     values: dict[str, Any], batch: int, n_q: int, n_k: int
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Validate segments_* or cu_seqlens* and return the segment ids of queries and keys."""
+    """Validate the segments or cu_seqlens in ``values`` and return the segment ids of queries and keys, or None."""
     by_segments = values["segments_q"] is not None or values["segments_k"] is not None
     by_packing = values["cu_seqlens"] is not None or values["cu_seqlens_k"] is not None
     if by_segments and by_packing:
@@ -284,7 +287,7 @@ def check_bounds(
 
 
 def finite_or_minus_infinity(x: Any, what: str, rank: int | None = None) -> NDArray[np.float64]:
-    """Return float input as float64; -inf is allowed, NaN and +inf are refused."""
+    """Validate a float array, in which -inf is allowed but NaN and +inf are not, and return it as float64."""
     values = float_array(x, what, rank, finite=False)
     if np.isnan(values).any() or np.isposinf(values).any():
         raise NonFiniteError(
@@ -301,7 +304,7 @@ def check_bias(x: Any, full: tuple[int, int, int, int]) -> NDArray[np.float64] |
 
 
 def check_partial(o: Any, lse: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Validate o [B, H, S, Dv] and lse [B, H, S] of one partial result."""
+    """Validate o [B, H, S, Dv] and lse [B, H, S] of one partial result and return them as float64."""
     o = float_array(o, "o", rank=4)
     lse = finite_or_minus_infinity(lse, "lse", rank=3)
     if o.shape[:3] != lse.shape:
@@ -314,7 +317,7 @@ def check_partial(o: Any, lse: Any) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def check_partials(parts: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Validate a list of pairs (o, lse)."""
+    """Validate a list of partial results (o, lse) and return their arrays as float64."""
     pairs = isinstance(parts, (list, tuple)) and all(
         isinstance(part, (list, tuple)) and len(part) == 2 for part in parts
     )

@@ -1,10 +1,11 @@
-"""The parts of a problem: tensors, rows (the data of a query) and columns (the data of a key).
+"""The parts of a problem: tensors, *rows* (the data of the queries), *columns* (the data of the keys) and *terms*.
 
-Rows and columns are cut into blocks and travel with the block that they index (RING-6). The terms
-are the same on every worker. Indices and positions are int64, masks bool, all else float64.
+Rows and columns are cut into blocks and travel with the queries or keys to which they belong (RING-6). The terms, such
+as the scale, are the same on every worker. Indices and positions are int64, masks are bool, and all else is float64.
 
 Sizes: B batches, H query heads, Hkv key and value heads, Sq queries, Sk keys, D entries of a query or key, Dv of a
-value, N sinks of a head, n tokens of one block. ``B|1`` is an axis whose length is B, or 1 if all share the entry.
+value, N sinks of a head, n tokens of one block. ``B|1`` is an axis of length B, or of length 1 if the same values hold
+for all batches; likewise for other axes.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Terms:
-    """The parameters that every worker knows: H = ``heads``, Hkv = ``kv_heads``, and those of the definition.
+    """The parameters that every worker knows.
 
-    ``scale`` multiplies <q, k>; ``causal`` and ``window`` (left, right; None = unbounded) define the mask;
+    H = ``heads``, Hkv = ``kv_heads``. ``scale`` multiplies <q, k>; ``causal`` and ``window`` (left, right; None =
+    unbounded) are conditions of the mask;
     ``softcap`` or None; ``sinks`` [H, N] or None; ``dropout_p`` and ``dropout_seed``.
     """
 
@@ -47,11 +49,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class Rows:
-    """The data of n queries: index and position, and the queries' rows of the bias, mask and keep of all pairs.
+    """The data of n queries: indices, positions and the like, and the queries' rows of bias, mask and keep.
 
-    ``index`` [n] is the place in the global arrays, -1 for a padding slot. ``position``,
+    ``index`` [n] has the global index of each query, -1 for a padding slot. ``position``,
     ``segment``, ``bound_min``, ``bound_max`` are [B, n] or [1, n]. ``bias``, ``mask``, ``keep`` are
-    [B|1, H|1, n|1, Sk|1]: the rows of these queries, the columns of all global keys.
+    [B|1, H|1, n|1, Sk|1], with a column for each key of the whole sequence.
     """
 
     index: Integers
@@ -64,7 +66,7 @@ class Rows:
     keep: Booleans | None = None
 
     def take(self, index: Integers) -> Rows:
-        """Return the rows with these global indices; -1 makes a padding slot."""
+        """Return the data of the queries with the global indices ``index``; -1 makes a padding slot."""
         return Rows(
             index,
             take(self.position, index, axis=1),
@@ -77,7 +79,7 @@ class Rows:
         )
 
     def slice(self, start: int, stop: int) -> Rows:
-        """Return the rows start..stop-1, counted inside these rows."""
+        """Return the data of the queries start..stop-1, counted from the first query of these rows."""
         return Rows(
             self.index[start:stop],
             self.position[:, start:stop],
@@ -92,14 +94,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Columns:
-    """The data of n keys: ``index`` [n], ``position`` and ``segment`` [B, n] or [1, n]."""
+    """The data of n keys: ``index`` [n] (-1 for a padding slot), ``position`` and ``segment`` [B, n] or [1, n]."""
 
     index: Integers
     position: Integers
     segment: Integers | None = None
 
     def take(self, index: Integers) -> Columns:
-        """Return the columns with these global indices; -1 makes a padding slot."""
+        """Return the data of the keys with the global indices ``index``; -1 makes a padding slot."""
         return Columns(
             index,
             take(self.position, index, axis=1),
@@ -107,7 +109,7 @@ class Columns:
         )
 
     def slice(self, start: int, stop: int) -> Columns:
-        """Return the columns start..stop-1, counted inside these columns."""
+        """Return the data of the keys start..stop-1, counted from the first key of these columns."""
         return Columns(
             self.index[start:stop],
             self.position[:, start:stop],
@@ -129,15 +131,16 @@ class Tile:
     recipe: Recipe
 
     def part(self, rows: tuple[int, int], columns: tuple[int, int]) -> Tile:
-        """Return the tile of these rows start..stop-1 and columns start..stop-1, counted inside this tile."""
+        """Return the part of this tile in the ranges ``rows`` and ``columns``, each (start, stop) inside this tile."""
         return Tile(self.rows.slice(*rows), self.columns.slice(*columns), self.terms, self.recipe)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] in float64, and all that goes with them.
+    """One attention problem, whole or one worker's shard of it.
 
-    ``rows`` belong to the queries, ``columns`` to the keys, ``terms`` to all.
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] in float64. ``rows`` belong to the queries, ``columns`` to
+    the keys, and ``terms`` are the parameters of the whole problem.
     """
 
     q: Array

@@ -2,7 +2,7 @@
 
 ``attention``, ``attention_backward`` and ``ring`` accept exactly the keywords of :class:`Options`.
 :func:`check` turns q, k, v and options into a :class:`~ringspec.problem.model.Problem`, or raises an
-error that says what was expected, what was received and how to fix it. Code that runs after it may
+error that says what was expected, what was received and how to fix it. Code that runs after :func:`check` may
 assume valid arguments.
 
 :mod:`ringspec.spec.masks` and :mod:`ringspec.spec.dense_forward` define what each option does (MASK-9, FWD-1).
@@ -44,7 +44,7 @@ Window = int | tuple[int | None, int | None] | None
 
 
 class Options(TypedDict, total=False):
-    """Keywords of every function, with their defaults (shapes in brackets).
+    """The keywords of ``attention``, ``attention_backward`` and ``ring``, with defaults; shapes are in brackets.
 
     ``causal=False``          True: a key is visible if its position <= the query's position
     ``window=None``           (left, right): keys at most ``left`` positions earlier and ``right``
@@ -114,7 +114,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_options(function: Function) -> Function:
-    """Make a function refuse unknown keywords, with the nearest known name, and show the options in its ``help``."""
+    """Decorate a function: refuse unknown keywords, suggest the nearest known one, list the options in ``help``."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [
@@ -206,7 +206,7 @@ def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Problem:
 def check_gradients(
     problem: Problem, dy: Any, per_row: Any, what: str = "dlse"
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Validate dy [B, H, Sq, Dv] and dlse or delta [B, H, Sq] (None = zeros) and return them as float64."""
+    """Validate dy [B, H, Sq, Dv] and ``per_row`` [B, H, Sq] (dlse or delta; None: zeros); return them as float64."""
     batch, heads, n_q, _ = problem.q.shape
     dy = float_array(dy, "dy", rank=4)
     if dy.shape != (batch, heads, n_q, problem.v.shape[3]):

@@ -3,5 +3,5 @@
 1. ``attention``, ``layouts``, ``schedules``  public functions: check the arguments, then call the specification
 2. ``ring``, ``lockstep``, ``run``  the whole ring, its loop over workers, and its result
 3. ``validator``       verifies a schedule, or says what is wrong with it
-4. ``cost``, ``show``  the cost of a ring, and how schedules, states and runs print
+4. ``cost``, ``show``  the cost of a ring, and the printed text of schedules, states and runs
 """

@@ -1,8 +1,7 @@
-"""Dense attention and its gradient, block gradients and the merge of partial results: the public functions.
+"""Public functions for dense attention, its gradients, the gradients of one block, and the merge of partial results.
 
-Each function checks its arguments and calls the function of the specification that computes.
-
-Results are float64. The formulas are in :mod:`ringspec.spec.dense_forward` and :mod:`ringspec.spec.dense_backward`.
+Each function checks its arguments and calls a function of the specification. Results are float64. The formulas are in
+:mod:`ringspec.spec.dense_forward` and :mod:`ringspec.spec.dense_backward`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def attention_backward(
 ) -> Gradients:
     """Compute the gradients of a loss L with dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq].
 
-    The other arguments are those of :func:`attention`, keywords as in
+    ``dlse`` None means 0. The other arguments are those of :func:`attention`, with keywords as in
     :class:`~ringspec.problem.options.Options`. Returns :class:`Gradients` in float64.
 
     >>> import numpy as np
@@ -81,7 +80,7 @@ def attention_block_backward(
     delta is dy_o_sum, or dy_o_sum - dlse if the loss depends on lse. p = exp(s - lse) is not renormalised. The
     other arguments are those of :func:`attention_backward`, with keywords as in
     :class:`~ringspec.problem.options.Options`. The contributions of all key blocks add up to the result of
-    :func:`attention_backward`. The exception is dsinks: each call returns that of the whole rows.
+    :func:`attention_backward`, except for dsinks: each call returns the whole dsinks of these rows.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 1, 4)); v = dy = np.ones((1, 1, 1, 4))

@@ -24,12 +24,12 @@ from ringspec.spec.schedule import Schedule, Transfer
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts of one pass; ``name`` is that of its schedule.
+    """The counts of one pass, forward or backward; ``name`` is the name of its schedule.
 
     ``pairs`` int64 [steps, W]: visible (query, key) pairs over all batches and query heads.
     ``sent`` int64 [steps, W]: payload bytes that each worker sends after each step.
-    ``hops``: number of steps after which something travels. ``copies``: number of heads with the same mask over
-    which ``pairs`` is summed: B H, or 1 if masks differ between heads or batch entries.
+    ``hops``: number of steps after which something travels. ``copies``: B H if all heads and batch entries have the
+    same mask, so that ``pairs // copies`` counts the pairs of one head; otherwise 1.
     """
 
     name: str
@@ -45,19 +45,22 @@ class Cost:
 
     @property
     def lockstep_imbalance(self) -> float:
-        """The same ratio if all workers wait for the busiest one in every step."""
+        """The imbalance if all workers wait for the busiest one in every step.
+
+        This is the sum over the steps of the busiest worker's pairs, divided by the sum over the steps of the mean.
+        """
         if self.pairs.sum() == 0:
             return 1.0
         return float(self.pairs.max(axis=1).sum() / self.pairs.mean(axis=1).sum())
 
 
 def ratio(work: Integers) -> float:
-    """Divide the largest work of a worker by the mean; 1 if there is no work."""
+    """Divide the largest entry of ``work``, which has one entry per worker, by the mean; 1 if there is no work."""
     return float(work.max() / work.mean()) if work.sum() else 1.0
 
 
 def pairs_of_block(problem: Problem, layout_q: Layout, layout_k: Layout, a: int, b: int) -> int:
-    """Count the visible pairs of queries of worker a and keys of worker b, over all B and H."""
+    """Count the visible pairs of queries of worker a and keys of worker b, over all batches and query heads."""
     rows, columns = problem.rows.take(layout_q.table[a]), problem.columns.take(layout_k.table[b])
     allowed = visible(rows, columns, problem.terms)
     batch, heads = problem.q.shape[:2]
@@ -66,14 +69,14 @@ def pairs_of_block(problem: Problem, layout_q: Layout, layout_k: Layout, a: int,
 
 
 def copies_of(problem: Problem) -> int:
-    """Return B H if all batch entries and heads have one mask, else 1."""
+    """Return B H if all batch entries and heads have the same mask, else 1."""
     first = visible(problem.rows.take(problem.rows.index[:1]), problem.columns, problem.terms)
     batch, heads = problem.q.shape[:2]
     return batch * heads if first.shape[:2] == (1, 1) else 1
 
 
 def pairs_text(copies: int) -> str:
-    """Return what a printed number of pairs counts, after division by ``copies``.
+    """Return the words for a printed number of pairs, which has been divided by ``copies``.
 
     >>> pairs_text(6), pairs_text(1)
     ('visible pairs per head, times B H = 6', 'visible pairs')
@@ -82,10 +85,9 @@ def pairs_text(copies: int) -> str:
 
 
 def token_bytes(name: str, problem: Problem, recipe: Recipe) -> float:
-    """Return the payload bytes per slot of one travelling tensor, over all B and heads.
+    """Return the payload bytes per slot of the travelling tensor ``name``, over all batches and heads.
 
-    Positions, segments and bounds count 8 bytes each if they travel. Bias rows, masks and keep
-    masks count only the rows that are stored.
+    Positions, segments and bounds have 8 bytes each. For bias, mask and keep, a broadcast axis counts as length 1.
     """
     batch, heads, _, width = problem.q.shape
     kv_heads, value_width = problem.v.shape[1], problem.v.shape[3]
@@ -121,14 +123,14 @@ def token_bytes(name: str, problem: Problem, recipe: Recipe) -> float:
 
 
 def row_bytes(x: np.ndarray) -> float:
-    """Return the bytes of one row of pairs x [b, h, n, Sk]; 0 if all rows share it, because then every worker has it."""
+    """Return the bytes of one query row of x [b, h, n, Sk]; 0 if n = 1, because every worker has that one row."""
     return 0.0 if x.shape[2] == 1 else float(x.shape[0] * x.shape[1] * x.shape[3] * x.itemsize)
 
 
 def transfer_bytes(
     transfer: Transfer, slots: int, workers: int, problem: Problem, recipe: Recipe
 ) -> int:
-    """Return the payload bytes that one worker sends in one transfer, without what it keeps itself."""
+    """Return the payload bytes that one worker sends to other workers in one transfer."""
     block = sum(token_bytes(name, problem, recipe) for name in transfer.carries) * slots
     copies = 1 if transfer.kind == "permute" else workers - 1
     return int(block * copies)
@@ -137,7 +139,7 @@ def transfer_bytes(
 def cost(
     problem: Problem, schedule: Schedule, layout_q: Layout, layout_k: Layout, recipe: Recipe
 ) -> Cost:
-    """Count one pass of a schedule without computing the attention.
+    """Count the visible pairs, bytes and hops of a schedule, without computing the attention.
 
     ``problem`` gives shapes and masks, ``layout_q`` and ``layout_k`` the tokens of each worker, and
     ``recipe`` the number of bytes of each number that travels.
@@ -170,9 +172,9 @@ def timeline(
 ) -> tuple[Span, ...]:
     """Compute when each worker computes and sends, if all workers wait for the slowest after each step.
 
-    ``counted`` is a result of :func:`cost`. Rates are per worker, times in seconds. With ``overlap``,
-    the inputs of the next step travel during the computation, which is possible if the step does
-    not change them. Raises :class:`~ringspec.errors.OptionError` for rates that are not above 0.
+    ``counted`` is a result of :func:`cost`. Rates are per worker, times in seconds. With ``overlap``, everything that
+    is sent after a step travels during the computation of that step, although real gradients must be computed before
+    they are sent. Raises :class:`~ringspec.errors.OptionError` for rates that are not above 0.
 
     >>> import numpy as np
     >>> c = Cost("x", np.array([[10, 20], [20, 10]]), np.array([[5, 5], [0, 0]]), 1)

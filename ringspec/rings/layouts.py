@@ -26,10 +26,10 @@ from ringspec.spec.layout import LAYOUTS, TILE_ROWS, Layout
 
 
 def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
-    """LAYOUT-5: make a layout of any table [W, n] in which each token 0..S-1 occurs exactly once and the rest is -1.
+    """LAYOUT-5: make a layout from a table [W, n] that has each token 0..S-1 exactly once, and -1 in padding slots.
 
-    S = ``length``; ``workers`` is W, or None if the table decides it. Raises LayoutError for any other table, and
-    OptionError if ``table`` is None.
+    S = ``length``; ``workers`` is W, or None for the number of rows of the table. Raises LayoutError for any other
+    table, and OptionError if ``table`` is None.
 
     >>> from_table([[3, 0], [1, 2]], 4).table.tolist()
     [[3, 0], [1, 2]]
@@ -77,7 +77,7 @@ def describe_tokens(held: Integers, length: int) -> str:
 
 
 def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) -> Layout:
-    """Return a layout of ``length`` tokens and ``workers`` workers, from a name, a table [W, n] or a Layout.
+    """Return a layout of ``length`` tokens over ``workers`` workers, from a name, a table [W, n] or a Layout.
 
     ``cu_seqlens`` int [N + 1] is for 'zigzag_per_document', which raises OptionError without it. Raises
     OptionError for an unknown name, and LayoutError if the length is not a multiple of W (of 2W for 'zigzag').
@@ -127,7 +127,7 @@ def shard(x: ArrayLike, layout: Layout, axis: int = 2) -> list[NDArray]:
     """Cut a global array into one local array per worker of ``layout``; padding slots hold zeros.
 
     ``x`` [.., S, ..] of any dtype has its tokens on ``axis``. Returns W arrays [.., n, ..] of the same
-    dtype. Raises ShapeError for an axis of another length, LayoutError if ``layout`` is not a Layout.
+    dtype. Raises ShapeError if ``axis`` has another length than S, LayoutError if ``layout`` is not a Layout.
 
     >>> [s.ravel().tolist() for s in shard(np.arange(4.0).reshape(1, 1, 4, 1), make_layout("striped", 4, 2))]
     [[0.0, 2.0], [1.0, 3.0]]
@@ -142,7 +142,7 @@ def unshard(shards: Sequence[ArrayLike], layout: Layout, axis: int = 2) -> NDArr
     """Gather local arrays into the global array, without the contents of padding slots. Inverse of :func:`shard`.
 
     ``shards``: W arrays [.., n, ..] of one shape and dtype, with the slots of ``layout`` on ``axis``.
-    Returns an array [.., S, ..] of the same dtype. Raises ShapeError for other arrays.
+    Returns an array [.., S, ..] of the same dtype. Raises ShapeError if the number or a shape of the arrays is wrong.
 
     >>> unshard([[0, 2], [1, 3]], make_layout("striped", 4, 2), axis=0).tolist()
     [0, 1, 2, 3]
@@ -193,7 +193,7 @@ def check_shards(shards: Sequence[ArrayLike], axis: int) -> list[NDArray]:
 
 
 def check_axis(x: NDArray, axis: int, length: int | None, what: str) -> None:
-    """Raise ShapeError unless ``x`` has the axis, with ``length`` entries on it if that is given."""
+    """Raise ShapeError unless ``x`` has the axis ``axis``, with ``length`` entries (None: any number)."""
     known = isinstance(axis, int) and 0 <= axis < x.ndim
     if not known or (length is not None and x.shape[axis] != length):
         raise ShapeError(

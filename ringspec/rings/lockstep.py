@@ -1,6 +1,6 @@
 """The loop over steps and workers, in one process: every worker computes its step, then all messages are delivered.
 
-The specification defines a step as a pure function. This file calls it for every worker, possibly in
+The specification defines a step as a pure function. This file calls that function for every worker, possibly in
 parallel, records the states, and makes inputs immutable (RING-1). Arrays are float64.
 """
 
@@ -24,12 +24,12 @@ WHEN = ("before", "during", "computed", "after")
 
 @dataclass(frozen=True)
 class Moment:
-    """The record of one worker's step: its states, and the messages that it received and sent.
+    """The record of one step of one worker: the worker's states, and the messages that it received and sent.
 
     ``phase`` is 'forward' or 'backward'. ``pair`` is the (query owner, key owner) that was computed, None if the
-    worker was idle. ``received`` and ``sent`` are messages. The states, in order of time: ``before`` anything arrives;
-    ``during``, when everything has arrived and nothing is computed; ``computed``; and ``after``, when the worker has
-    sent its messages and no longer holds what it sent.
+    worker was idle. ``received`` and ``sent`` are messages. The states, in order of time: ``before``: nothing has
+    arrived. ``during``: everything has arrived, and nothing is computed. ``computed``: the worker has computed, and has
+    not sent. ``after``: the worker has sent its messages and no longer holds what it sent.
     """
 
     phase: str
@@ -61,8 +61,9 @@ def lockstep(
     """Run all steps: in each, all workers compute, then everything that they sent is delivered.
 
     Returns the last states, and the messages that are still to be received. ``one_step`` is ``forward_step`` or
-    ``backward_step``. No worker needs a result that another computes in the same step, so ``each`` may run the
-    workers in parallel.
+    ``backward_step``, and ``block`` the function that it calls for one block. ``observer`` is called with every
+    :class:`Moment`. No worker needs a result that another computes in the same step, so ``each`` may run the workers
+    in parallel.
     """
     states = list(states)
     inboxes: list[tuple[Message, ...]] = [() for _ in states]
@@ -127,5 +128,5 @@ def read_only_values(arrays: dict[str, Array | None]) -> dict[str, Any]:
 
 
 def read_only(x: Array) -> Array:
-    """Return a copy of an array that nobody can write to."""
+    """Return a read-only copy of an array, which cannot be made writable again."""
     return np.ndarray(x.shape, x.dtype, x.tobytes())

@@ -94,7 +94,7 @@ def ring(
 
     ``workers``      W >= 1
     ``layout``       'contiguous', 'striped', 'zigzag', 'zigzag_per_document' (with cu_seqlens), a
-                     table [W, n] of token indices (-1 = padding), or a pair of these for q and k
+                     table [W, n] of token indices (-1 = padding), or a pair of layouts, for q and for k
     ``circulation``  'kv' (backward: K, V, dK, dV travel), 'q' (backward: Q, dY, LSE, row_term, dQ
                      travel), 'gather' (all keys are gathered first)
     ``recipe``       name or :class:`~ringspec.recipes.Recipe`: where values are rounded
@@ -106,8 +106,8 @@ def ring(
     ``block_forward``, ``block_backward``  functions that compute one block (see ``spec.block``)
     ``merge``, ``accumulate``  functions that merge a block's state into the running one, and add its
                      gradients to the accumulators (see ``spec.ring_forward``, ``spec.ring_backward``)
-    ``each``         a map-like function that runs the independent work of the W workers: ``map``, one after
-                     another (default), or ``map`` of an executor, in parallel
+    ``each``         a function like ``map`` that runs the independent work of the W workers. The default
+                     ``map`` runs one worker after another; ``map`` of an executor can run them in parallel
 
     Returns a :class:`Run`. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`.
 
@@ -195,7 +195,11 @@ def schedules_for(
     skip_masked: bool,
     given: tuple[Schedule | None, Schedule | None],
 ) -> tuple[Schedule, Schedule]:
-    """Return the schedules of both passes, checked: the ``given`` ones, or those of the circulation."""
+    """Return the validated schedules of the forward and backward pass.
+
+    A schedule in ``given`` is used; for None, the one that follows from ``circulation`` and ``direction``. With
+    ``skip_masked``, both schedules skip the pairs of blocks that the mask hides entirely.
+    """
     check_circulation(circulation)
     direction = check_direction(direction)
     workers = layouts[0].workers
@@ -250,7 +254,7 @@ def invisible_pairs(problem: Problem, layout_q: Layout, layout_k: Layout) -> lis
 def check_schedule(
     schedule: Schedule, phase: str, problem: Problem, layout_q: Layout, layout_k: Layout
 ) -> None:
-    """Validate a schedule against the mask of the problem and the pass that it is for."""
+    """Raise an error unless a schedule is valid for ``phase``, the number of workers and the problem's mask."""
     if not isinstance(schedule, Schedule):
         raise ScheduleError("a Schedule", shown(schedule), f"make it with {phase}_schedule")
     if (phase == "backward") != bool(schedule.accumulators):
@@ -279,7 +283,7 @@ def run_forward(
     merge: Merge = merge_states,
     each: Each = map,
 ) -> list[WorkerResult]:
-    """Shard the problem, run the forward loop, finish every row."""
+    """Shard the problem, run all forward steps, and return o and lse of every worker."""
 
     def begin(r: int) -> ForwardState:
         own = problem.take(layout_q.table[r], layout_k.table[r])
@@ -308,7 +312,10 @@ def run_backward(
     accumulate: Accumulate = plus,
     each: Each = map,
 ) -> list[WorkerResult]:
-    """Run the backward loop from the o and lse of the forward pass, rounded as that pass returns them (RING-13)."""
+    """Run all backward steps and add the gradients to each worker's ``results``.
+
+    ``seeds`` are dy and dlse. The o and lse in ``results`` are used as the forward pass rounded them (RING-13).
+    """
     dy, dlse = (shard(x, layout_q) for x in seeds)
 
     def begin(r: int) -> BackwardState:
@@ -333,7 +340,7 @@ def run_backward(
 def collect(
     problem: Problem, results: list[WorkerResult], layout_q: Layout, layout_k: Layout
 ) -> Gradients:
-    """Return the global gradients: unshard what is per token, add what is a partial sum (RING-12)."""
+    """Return the global gradients: dq, dk, dv unsharded, and the workers' dsinks and dbias combined (RING-12)."""
     dq, dk, dv = [], [], []
     dsinks: Array | None = None
     for w in results:
@@ -363,6 +370,6 @@ def collect_bias(problem: Problem, results: list[WorkerResult], layout_q: Layout
 
 
 def rounded_inputs(problem: Problem, recipe: Recipe) -> Problem:
-    """Return the problem with q, k, v rounded to the recipe's input format, as the ring computes with it."""
+    """Return the problem with q, k, v rounded to the recipe's input format, as :func:`ring` rounds them."""
     q, k, v = (round_to(x, recipe.inputs) for x in (problem.q, problem.k, problem.v))
     return dataclasses.replace(problem, q=q, k=k, v=v)

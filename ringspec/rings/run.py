@@ -1,4 +1,4 @@
-"""The result of a ring: every worker's numbers, the recorded states, and their replay.
+"""The result of a ring: every worker's numbers and recorded states, and the means to compute each step again.
 
 :mod:`ringspec.spec.worker` says what a worker holds at each step (RING-6).
 """
@@ -33,10 +33,10 @@ from ringspec.tensorfile import write_tensors
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """The final results of one worker in its local order, float64: the usual shapes, with n slots in place of S.
+    """The final results of one worker in float64, in the order of the worker's n slots.
 
     ``o`` [B, H, n, Dv], ``lse`` [B, H, n], ``dq`` [B, H, n, D], ``dk`` [B, Hkv, n, D], ``dv`` [B, Hkv, n, Dv].
-    ``index_q`` and ``index_k`` [n] are the global tokens of its slots, -1 for padding. ``dsinks``
+    ``index_q`` and ``index_k`` [n] are the global tokens in the slots, -1 for padding. ``dsinks``
     is a partial sum over the worker's own query rows, and so is ``dbias`` if all rows share the bias. Otherwise
     ``dbias`` has local rows and global keys (RING-12). Gradients are None without dy.
     """
@@ -59,11 +59,11 @@ class Run:
 
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq``, ``dk``, ``dv``, ``dsinks``, ``dbias`` are in
     global order; gradients are None without dy. Arrays are float64, and their values are numbers of the
-    recipe's output formats. ``gradients`` holds all gradients; ``seeds`` are dy and dlse as used.
+    recipe's output formats. ``gradients`` holds all gradients; ``seeds`` are dy and dlse in float64.
     ``workers`` holds each worker's results, and ``moments`` the recorded steps. ``problem``, ``recipe``,
     ``layout_q``, ``layout_k``, ``schedule``, ``backward_schedule`` and ``blocks`` (the functions that compute, merge
     and add blocks) say what was run.
-    A ``phase`` is 'forward' or 'backward'. ``print(run)`` shows which worker computes what in which step.
+    In the methods, ``phase`` is 'forward' or 'backward'. ``print(run)`` shows which worker computes what in which step.
     """
 
     problem: Problem
@@ -102,12 +102,12 @@ class Run:
 
     @property
     def dsinks(self) -> Array | None:
-        """Gradient of the sinks [H, N] in global order, float64; None without dy or sinks."""
+        """Gradient of the sinks, in the shape in which they were given, float64; None without dy or sinks."""
         return None if self.gradients is None else self.gradients.dsinks
 
     @property
     def dbias(self) -> Array | None:
-        """Gradient of the bias, of its shape, in global order, float64; None without dy or bias."""
+        """Gradient of the bias, in the shape in which it was given, float64; None without dy or bias."""
         return None if self.gradients is None else self.gradients.dbias
 
     def worker(self, worker: int) -> WorkerResult:
@@ -131,15 +131,15 @@ class Run:
     def state(
         self, worker: int, step: int, phase: str = "forward", when: str = "after"
     ) -> WorkerState:
-        """Return one worker's state 'after' a step, or 'before', 'during' or 'computed' in it.
+        """Return one worker's recorded state in a step, at the moment ``when``.
 
-        'before': nothing has arrived. 'during': everything has arrived, and nothing is computed. 'computed': the worker has
-        computed with the keys (or queries) that visit it, and has not sent them. 'after': it has sent them. ``phase`` is
-        'forward' or 'backward'. Raises OptionError for another ``when``, NotRecordedError for another phase or a step that
-        was not recorded.
+        'before': nothing has arrived. 'during': everything has arrived, and nothing is computed. 'computed': the worker
+        has computed with the visiting keys (or queries), and has not sent them. 'after': the worker has sent them.
+        ``phase`` is 'forward' or 'backward'. Raises OptionError for another ``when``, NotRecordedError for another
+        phase or a step that was not recorded.
 
-        What the worker does not hold is None. After a step of a KV ring, k and v are None: they are in the message to
-        the next worker, and in the state 'computed'.
+        A tensor that the worker does not hold is None. After a step of a KV ring, k and v are None: they are in the
+        message to the next worker, and in the state 'computed'.
 
         >>> import numpy as np
         >>> from ringspec import ring
@@ -158,7 +158,7 @@ class Run:
         return state
 
     def cost(self, phase: str = "forward") -> Cost:
-        """Return hops, bytes and visible pairs of a phase (``rings.cost``); raise NotRecordedError if it was not run."""
+        """Return hops, bytes and visible pairs of a phase; raise NotRecordedError if the phase was not run."""
         schedule = {"forward": self.schedule, "backward": self.backward_schedule}.get(
             phase if isinstance(phase, str) else ""
         )
@@ -171,7 +171,7 @@ class Run:
         return cost(self.problem, schedule, self.layout_q, self.layout_k, self.recipe)
 
     def replay(self) -> Iterator[Moment]:
-        """Compute every recorded step again, from only the recorded state and messages.
+        """Compute every recorded step again, from nothing but the recorded state and messages.
 
         Yields the recomputed moments in order; they equal the recorded ones bit for bit.
         Raises NotRecordedError without ``ring(..., record=True)``.
@@ -208,7 +208,7 @@ class Run:
         return run_as_html(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write results and recorded states to one .safetensors file at ``path`` (``tensorfile``)."""
+        """Write results and recorded states to one .safetensors file at ``path``."""
         tensors, meaning = run_tensors(self)
         write_tensors(path, tensors, meaning)
 

@@ -1,6 +1,6 @@
 """Public functions for schedules and causal offsets: check the arguments, then call the specification.
 
-Each function has the name and the result of the one that it calls (RING-1 to RING-10).
+The result of each function is that of the function with the same name in the specification (RING-1 to RING-10).
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Sch
 
 
 def skip(schedule: Schedule, invisible: Iterable[Pair]) -> Schedule:
-    """Return the schedule with these (query owner, key owner) pairs declared as skipped (RING-11)."""
+    """Return a copy of a schedule that declares the ``invisible`` pairs as skipped and does not compute them (RING-11).
+
+    A pair is (query owner, key owner).
+    """
     skipped = frozenset(invisible)
     steps = []
     for number, step in enumerate(schedule.steps):
@@ -82,7 +85,7 @@ def cp_offset(
 
     In local indices i and j, the pair is visible iff j <= i + offset. The offset follows RING-8 for 'contiguous',
     RING-9 for 'striped'; 'zigzag' has four offsets, see :func:`zigzag_offsets`.
-    One of W = ``workers`` workers holds ``n_q`` queries and ``n_k`` keys. Global query i has position
+    Each of the W = ``workers`` workers holds ``n_q`` queries and ``n_k`` keys. Global query i has position
     i + ``q_offset``. Raises OptionError for another ``layout``, and for an a or b that is not a worker.
 
     >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
@@ -102,10 +105,11 @@ def cp_offset(
 def zigzag_offsets(
     a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """RING-10: return offsets [query chunk][key chunk] between the two chunks of worker a and the two of worker b.
+    """RING-10: return the offsets between the two query chunks of worker a and the two key chunks of worker b.
 
-    Local indices count from the start of each chunk, which is n/2 long. ``workers``, ``n_q``, ``n_k``, ``q_offset``
-    and errors are as in :func:`cp_offset`; raises LayoutError if n_q or n_k is odd.
+    The result is indexed [query chunk][key chunk]. Local indices count from the start of each chunk, which has half of
+    the worker's tokens. ``workers``, ``n_q``, ``n_k``, ``q_offset`` and errors are as in :func:`cp_offset`; also raises
+    LayoutError if n_q or n_k is odd.
     """
     a, b, lengths = check_pair(a, b, workers, n_q, n_k, q_offset)
     if lengths["n_q"] % 2 or lengths["n_k"] % 2:
@@ -120,7 +124,7 @@ def zigzag_offsets(
 def check_pair(
     a: Any, b: Any, workers: Any, n_q: Any, n_k: Any, q_offset: Any
 ) -> tuple[int, int, dict[str, int]]:
-    """Check workers a and b, and return them and the other arguments of an offset by name."""
+    """Check the arguments of an offset; return workers a and b, and a dict of the other arguments."""
     workers, a, b = check_workers(workers), integer(a, "a"), integer(b, "b")
     n_q, n_k, q_offset = length_of(n_q, "n_q"), length_of(n_k, "n_k"), integer(q_offset, "q_offset")
     if not (0 <= a < workers and 0 <= b < workers):

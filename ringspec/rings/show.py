@@ -1,6 +1,6 @@
-"""Text for runs, schedules, states and moments; an HTML table and named tensors for runs.
+"""Convert runs, schedules, states and moments to text, and runs also to HTML tables and to named tensors.
 
-``print`` uses the texts, and ``run.save`` the tensors.
+``print`` shows the texts, notebooks show the tables, and ``run.save`` writes the tensors.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ def schedules(run: Run) -> list[Schedule]:
 
 
 def absent_names(run: Run) -> tuple[str, ...]:
-    """Return the names in the run's schedules for which the run has no array: dbias without a bias."""
+    """Return the names in the run's schedules for which the run has no array: dbias if there is no bias."""
     return ("dbias",) if run.problem.rows.bias is None else ()
 
 
 def step_cells(schedule: Schedule, counted: Cost) -> list[list[str]]:
-    """Return one row per worker with one cell per step: 'q2 x k1 (16)' = owners and visible pairs."""
+    """Return one row per worker with one cell per step, such as 'q2 x k1 (16)': owners and number of visible pairs."""
     table = []
     for r in range(schedule.workers):
         row = []
@@ -151,7 +151,7 @@ def run_as_text(run: Run) -> str:
 
 
 def run_as_html(run: Run) -> str:
-    """Return the same as tables for a notebook; darker cells have more visible pairs."""
+    """Return the facts of :func:`run_as_text` as HTML tables; darker cells have more visible pairs."""
     parts = [f"<p>{html.escape(heading(run))}</p>"]
     for schedule in schedules(run):
         counted = cost(run.problem, schedule, run.layout_q, run.layout_k, run.recipe)
@@ -180,7 +180,7 @@ def run_as_html(run: Run) -> str:
 
 
 def run_tensors(run: Run) -> tuple[dict[str, NDArray], dict[str, str]]:
-    """Return every array of a run by a readable name, and as metadata the arguments of the run."""
+    """Return every array of a run by a name such as 'results/o', and the arguments of the run as metadata."""
     tensors: dict[str, NDArray] = {}
 
     def add(name: str, value: object) -> None:

@@ -1,8 +1,8 @@
 """The validator of schedules: every pair is computed once, and every accumulator returns to its owner.
 
-It follows every tensor that travels, worker by worker and step by step. For any schedule it proves coverage
-(RING-2, RING-11), ownership (RING-4, RING-5) and that each permute is a permutation (RING-3), or lists what is
-missing, repeated or lost.
+The validator follows every tensor that travels, worker by worker and step by step. It proves that a schedule computes
+every pair of blocks once (RING-2, RING-11), returns accumulators to their owners (RING-4, RING-5) and permutes all
+workers (RING-3), or lists what is missing, repeated or lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIDES = {
 class Defect:
     """One reason why a schedule is invalid; ``kind`` is one of DEFECTS.
 
-    ``where`` describes it in words. ``pair`` is the (query owner, key owner) concerned, or None.
+    ``where`` says in words what is wrong. ``pair`` is the (query owner, key owner) concerned, or None.
     """
 
     kind: str
@@ -62,8 +62,8 @@ DEFECTS = (
 def validate(schedule: Schedule, visible: Callable[[int, int], bool] | None = None) -> None:
     """Prove that a schedule is valid, or raise ScheduleError with every defect found.
 
-    ``visible(query_owner, key_owner)`` returns whether any pair of the two blocks is visible. Without it, every
-    declared skip is refused, because nothing proves it (RING-11).
+    ``visible(query_owner, key_owner)`` returns whether any pair of the two blocks is visible. Without this function, a
+    skipped pair is a defect, because nothing proves that the mask hides the pair (RING-11).
 
     >>> from ringspec.rings.schedules import forward_schedule
     >>> validate(forward_schedule("kv", 4))
@@ -142,7 +142,7 @@ def malformed(schedule: Schedule) -> list[Defect]:
 
 
 def misplaced(schedule: Schedule) -> list[Defect]:
-    """Find transfers at a step where the worker cannot execute them."""
+    """Find names that travel twice after one step, and gathers and reduce-scatters that a step may not have."""
     defects, last = [], len(schedule.steps) - 1
     for t, step in enumerate(schedule.steps):
         carried = [name for transfer in step.transfers for name in transfer.carries]
@@ -167,7 +167,7 @@ def misplaced(schedule: Schedule) -> list[Defect]:
 
 
 def well_typed(schedule: object) -> bool:
-    """Return whether every field has the type of its annotation."""
+    """Return whether ``schedule`` is a Schedule in which every field has its annotated type."""
     if not isinstance(schedule, Schedule):
         return False
     names = (schedule.inputs, schedule.accumulators)
@@ -179,7 +179,7 @@ def well_typed(schedule: object) -> bool:
 
 
 def is_int(x: object) -> bool:
-    """Return whether ``x`` is an int and not a bool."""
+    """Return whether ``x`` is an int; a bool is not."""
     return type(x) is int
 
 
@@ -220,7 +220,7 @@ def is_transfer(transfer: object) -> bool:
 def check_holds(
     schedule: Schedule, held: dict[str, list[set[int]]], t: int, worker: int, block: int
 ) -> list[Defect]:
-    """Return the defect if a worker computes with a block of which it lacks an input or an accumulator."""
+    """Return a defect if a worker computes with a block but lacks an input or an accumulator of the block."""
     inputs = [name for name in schedule.inputs if block not in held[name][worker]]
     lost = [name for name in schedule.accumulators if block not in held[name][worker]]
     where = f"step {t}: worker {worker} computes with block {block} but does not hold its "
@@ -264,7 +264,7 @@ def move(
 def coverage(
     schedule: Schedule, met: dict[Pair, int], visible: Callable[[int, int], bool] | None
 ) -> list[Defect]:
-    """RING-2, RING-11: every pair is computed exactly once, or is skipped and entirely hidden by the mask."""
+    """RING-2, RING-11: find pairs that are not computed exactly once, and skipped pairs that must not be skipped."""
     defects = []
     for a in range(schedule.workers):
         for b in range(schedule.workers):

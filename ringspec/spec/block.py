@@ -2,11 +2,11 @@
 
 A *block* is what travels: the queries of one worker, or its keys with their values. A *tile* is a rectangle of the
 score matrix; :class:`~ringspec.problem.model.Tile` says which queries and keys it covers. A block of queries and a
-block of keys define one tile, which ``recipe.tile_q`` and ``recipe.tile_k`` cut into smaller tiles. The forward cuts
-only the keys, because its rows are independent.
+block of keys define one tile, which ``recipe.tile_q`` and ``recipe.tile_k`` cut into smaller tiles. The forward pass
+cuts only the keys, because each query row is computed independently of the others.
 
-This file is what one worker computes in one ring step. A kernel with the signatures of :func:`block_forward` and
-:func:`block_backward` can replace it. Arrays are float64.
+:func:`block_forward` and :func:`block_backward` are what one worker computes in one ring step. Kernels with the same
+signatures can replace these two functions. Arrays are float64.
 
 Sources: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
 """
@@ -28,9 +28,10 @@ from ringspec.spec.online_softmax import SoftmaxState, absorb, normalised, start
 
 @dataclass(frozen=True)
 class BlockGradients:
-    """One block's contributions: ``dq`` [B, H, n_q, D], ``dk`` [B, Hkv, n_k, D], ``dv`` [B, Hkv, n_k, Dv].
+    """What one block of queries and one block of keys contribute to the gradients.
 
-    ``dbias`` has one row for each query of the block and one column for each global key; None without a bias.
+    ``dq`` [B, H, n_q, D], ``dk`` [B, Hkv, n_k, D], ``dv`` [B, Hkv, n_k, Dv]. ``dbias`` has one row for each query of
+    the block and one column for each key of the whole sequence; None without a bias.
     """
 
     dq: Array
@@ -45,7 +46,7 @@ BlockBackward = Callable[[Array, Array, Array, Array, Array, Array, Tile], Block
 
 
 def ranges(length: int, size: int | None) -> list[tuple[int, int]]:
-    """Return (start, stop) of each piece of ``length`` that is ``size`` long; None: one piece.
+    """Cut the range from 0 to ``length`` into pieces of ``size`` (None: one piece); return (start, stop) of each.
 
     >>> ranges(5, 2)
     [(0, 2), (2, 4), (4, 5)]
@@ -55,9 +56,10 @@ def ranges(length: int, size: int | None) -> list[tuple[int, int]]:
 
 
 def block_forward(q: Array, k: Array, v: Array, tile: Tile) -> SoftmaxState:
-    """Return the softmax state of queries q [B, H, n_q, D] over one block of keys k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv].
+    """Return the softmax state of a block of queries over one block of keys and values.
 
-    Key tiles are absorbed one after another. Sinks are not added here, but once per row when the ring finishes the
+    q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``tile`` holds the data of the same queries and keys.
+    Key tiles are absorbed one after another. Sinks are added not here, but once per row when the ring finishes the
     row (FWD-5).
     """
     recipe, (batch, heads, n_q, _) = tile.recipe, q.shape
@@ -76,9 +78,10 @@ def block_forward(q: Array, k: Array, v: Array, tile: Tile) -> SoftmaxState:
 def block_backward(
     q: Array, k: Array, v: Array, dy: Array, lse: Array, row_term: Array, tile: Tile
 ) -> BlockGradients:
-    """Return one block's contribution to every gradient; lse and row_term [B, H, n_q] are used as given (BWD-11).
+    """Return what a block of queries and a block of keys contribute to every gradient.
 
-    q, k, v and ``tile`` are as in :func:`block_forward`; dy [B, H, n_q, Dv]; ``row_term`` is delta - dlse (RING-7).
+    q, k, v and ``tile`` are as in :func:`block_forward`; dy [B, H, n_q, Dv]. lse and row_term [B, H, n_q] are those of
+    the whole rows, over all keys, and are used as given (BWD-11); row_term is delta - dlse (RING-7).
     """
     recipe = tile.recipe
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
@@ -105,7 +108,7 @@ def block_backward(
 
 
 def probabilities(s: Array, lse: Array, tile: Tile) -> Array:
-    """p_ij = exp(s_ij - lse_i), with lse as given and p not renormalised (BWD-11); 0 in an empty row (BWD-10)."""
+    """Return p_ij = exp(s_ij - lse_i), with lse as given and p not renormalised (BWD-11); 0 in empty rows (BWD-10)."""
     empty = np.isneginf(lse)[..., None]
     with np.errstate(over="ignore", invalid="ignore"):
         p = np.where(empty, 0.0, np.exp(s - np.where(empty, 0.0, lse[..., None])))

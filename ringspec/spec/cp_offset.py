@@ -1,8 +1,9 @@
-"""The causal offset of two blocks: the causal mask of :mod:`~ringspec.spec.masks` in local indices (RING-8 to RING-10).
+"""The causal offset between two blocks, which gives their causal mask in local indices (RING-8 to RING-10).
 
 Query i of worker a attends to key j of worker b iff j <= i + offset, where i and j count from the start of their blocks.
-Context parallel (cp) kernels use this offset; the other files compare global positions, with the same result.
-One of W = ``workers`` workers holds ``n_q`` queries and ``n_k`` keys. Global query i has position i + ``q_offset``.
+Context parallel (cp) kernels use this offset. The other files compare global positions (:mod:`~ringspec.spec.masks`),
+with the same result. Each of the W = ``workers`` workers holds ``n_q`` queries and ``n_k`` keys. Global query i has
+position i + ``q_offset``.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ def cp_offset(
 def zigzag_offsets(
     a: int, b: int, *, workers: int, n_q: int, n_k: int, q_offset: int = 0
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """RING-10: offsets [query chunk][key chunk] between the two chunks of worker a and the two of worker b under 'zigzag'.
+    """RING-10: the offsets between the two query chunks of worker a and the two key chunks of worker b under 'zigzag'.
 
     The offset is c n_q/2 - d n_k/2 + q_offset for query chunk c and key chunk d. A worker r holds chunks r and
-    2W - 1 - r, in this order. Local indices count from the start of each chunk, which is n/2 long.
+    2W - 1 - r, in this order. The result is indexed [query chunk][key chunk], in the same order. Local indices count
+    from the start of each chunk, which has half of the worker's tokens.
     """
     chunk_q, chunk_k = n_q // 2, n_k // 2
     low, high = (

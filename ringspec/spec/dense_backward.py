@@ -1,9 +1,10 @@
 """The gradient of dense attention in float64: the definition of the backward pass (BWD-1 to BWD-10).
 
 Symbols, shapes and limits are those of :mod:`~ringspec.spec.dense_forward`; dy = dL/do and dlse = dL/dlse for a
-loss L. :func:`tile_gradients` holds the formulas. ``block`` calls it on its tiles, with the roundings of a recipe.
+loss L. :func:`tile_gradients` holds the formulas. :mod:`~ringspec.spec.block` calls this function for each tile of
+a block, with the roundings of a recipe.
 
-This identity checks gradients without a second implementation, in each row with a visible key or a sink::
+In each row with a visible key or a sink, this identity checks gradients without a second implementation::
 
     sum_j ds_ij + sum_n exp(sink_hn - lse_i) (dlse_i - delta_i) = dlse_i
 
@@ -25,10 +26,10 @@ from ringspec.spec.dropout import keep_factor
 
 @dataclass(frozen=True)
 class Gradients:
-    """float64 gradients of the loss, each in the shape of its tensor.
+    """The gradients of a loss in float64.
 
-    ``dq`` [B, H, Sq, D], ``dk`` [B, Hkv, Sk, D], ``dv`` [B, Hkv, Sk, Dv]; ``dsinks`` and ``dbias``
-    in the shape of the sinks and the bias that the caller gave, or None without them.
+    ``dq`` [B, H, Sq, D], ``dk`` [B, Hkv, Sk, D], ``dv`` [B, Hkv, Sk, Dv]. ``dsinks`` and ``dbias`` have the shapes in
+    which the caller gave sinks and bias; None if there are no sinks, or no bias.
     """
 
     dq: Array
@@ -74,9 +75,10 @@ def tile_gradients(
         dq_i = scale sum_j dz_ij k_j                       dk_j = scale sum_{i, h in group} dz_ij q_i
         dv_j = sum_{i, h in group} p_ij keep_ij / (1 - dropout_p) dy_i
 
-    row_term_i = delta_i - dlse_i. *h in group* ranges over the query heads that use the key head. ds and dz are 0 where
-    p is 0: at a hidden pair, in an empty row (BWD-10), or where exp underflows. Under a recipe, dq is rounded after the
-    scale is applied; dk and dv after the scale and the sum over the group, both computed in float64.
+    p are the probabilities, t is tanh(z / softcap) or None, and row_term_i = delta_i - dlse_i. *h in group* ranges over
+    the query heads that use the key head. ds and dz are 0 where p is 0: at a hidden pair, in an empty row (BWD-10), or
+    where exp underflows. The recipe rounds dq after the scale is applied. It rounds dk and dv after the scale and the
+    sum over the group, both computed in float64.
     """
     terms, recipe = tile.terms, tile.recipe
     k, v = (per_query_head(x, terms) for x in (k, v))

@@ -1,15 +1,16 @@
 """Dense attention in float64, forward: the definition (FWD-1 to FWD-10).
 
-One worker, no blocks, every S x S matrix written out. Everything else in ringspec is tested against this file and
-:mod:`~ringspec.spec.dense_backward`, and both are tested against an oracle that shares no code with them. ``block``
-calls :func:`scores` on its tiles with the roundings of a recipe. Here the recipe is float64, which rounds nothing.
+There is one worker and there are no blocks, and every S x S matrix is stored whole. Everything else in ringspec is
+tested against this file and :mod:`~ringspec.spec.dense_backward`. These two files are tested against an oracle that
+shares no code with them. :mod:`~ringspec.spec.block` calls :func:`scores` for each tile of a block, with the roundings
+of a recipe. Here the recipe is float64, which rounds nothing.
 
-Symbols: b a batch, h a query head, i a query row, j a key, n a sink of the head, d an entry of a vector.
+Symbols: b is a batch, h a query head, i a query row, j a key, n a sink of the head, d an entry of a vector.
 ``<x, y>`` is the dot product over d, and every logarithm is natural. Arrays are [B, H, S, D]: q, dy and o
 have H heads and Sq rows, k and v have Hkv heads and Sk rows, D is the width of q and k, Dv that of v.
 
 scale, softcap, bias, sinks and dropout_p are float64 numbers, each taken exactly. The default scale is the
-float64 nearest to the real 1/sqrt(D) (FWD-2); ``1 / math.sqrt(D)`` is rounded twice and misses it at
+float64 nearest to the real 1/sqrt(D) (FWD-2); ``1 / math.sqrt(D)`` is rounded twice and is not that number for
 D = 128. q, k, v, dy, dlse, sinks and bias must be finite, except that a bias of -inf masks its pair. Finite
 inputs must give finite scores and gradients: if a score at a visible pair, a dp or a gradient overflows float64,
 the call raises NonFiniteError. Scores of masked pairs may overflow. Zeros in results are +0.
@@ -32,19 +33,19 @@ from ringspec.spec.masks import visible
 
 @dataclass(frozen=True)
 class Forward:
-    """``o`` [B, H, Sq, Dv] and ``lse`` [B, H, Sq], natural log, both float64."""
+    """The results of attention in float64: ``o`` [B, H, Sq, Dv] and ``lse`` [B, H, Sq], a natural logarithm."""
 
     o: Array
     lse: Array
 
 
 def scores(q: Array, k: Array, tile: Tile) -> tuple[Array, Array | None]:
-    """Return s [B, H, n_q, n_k], -inf where the mask forbids, and t of the same shape or None (FWD-1, FWD-3, MASK-9)::
+    """Return the scores s [B, H, n_q, n_k], -inf at masked pairs, and t of the same shape (FWD-1, FWD-3, MASK-9)::
 
         z_ij = scale <q_i, k_j> + bias_ij          t_ij = tanh(z_ij / softcap)      s_ij = softcap t_ij
 
-    Without a soft cap, s = z and t is None. The scale does not multiply the bias. Here k already has one head for
-    each query head (FWD-10).
+    Without a soft cap, s = z and t is None. The scale does not multiply the bias. The argument k must already have one
+    head for each query head (FWD-10).
     """
     rows, columns, terms, recipe = tile.rows, tile.columns, tile.terms, tile.recipe
     allowed = visible(rows, columns, terms)
@@ -74,9 +75,9 @@ def softmax(problem: Problem, s: Array) -> tuple[Array, Array]:
         lse_i = log(sum_j exp(s_ij) + sum_n exp(sink_hn))            p_ij = exp(s_ij - lse_i)
 
     Sinks are logits like s: neither scale nor soft cap applies to them. They enter only the denominator, once
-    per row. A row with no visible key and no sink has lse = -inf (FWD-8); in a row with sinks alone, lse is their
-    log-sum-exp (FWD-9). In both, p is 0. p and lse are those before dropout. p is computed as exp(s - m) / sum,
-    which equals exp(s - lse) and has a smaller rounding error.
+    per row. A row with no visible key and no sink has lse = -inf (FWD-8). A row with sinks but no visible key has the
+    log-sum-exp of the sinks as lse (FWD-9). In both kinds of rows, p is 0. p and lse are those before dropout. p is
+    computed as exp(s - m) / sum, which equals exp(s - lse) and has a smaller rounding error.
     """
     sinks = problem.terms.sinks
     m = s.max(axis=3, initial=-np.inf)

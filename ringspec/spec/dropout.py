@@ -1,8 +1,8 @@
 """The counter-based keep mask of dropout: the same for every layout, ring size and block order.
 
 Each (key position, query position, head, batch) has one random word: Philox4x32-10 of a counter made from these four
-numbers (DROP-1). Forward and backward, on every worker, therefore agree without storing or sending a mask. The mask
-multiplies P in P V and also dP; lse and p are those before dropout (FWD-7).
+numbers (DROP-1). Every worker can therefore compute the same mask in the forward and in the backward pass, without
+storing or sending it. The mask multiplies P in P V and also dP; lse and p are those before dropout (FWD-7).
 
 ``generator``  Philox4x32-10, output word 0
 ``key``        (seed mod 2^32, seed >> 32)
@@ -61,7 +61,7 @@ def keep_mask(
     dropout_p: float,
     dropout_seed: int,
 ) -> Booleans:
-    """DROP-1, DROP-2: which entries of P are kept, [B, H, n_q, n_k].
+    """DROP-1, DROP-2: return booleans [B, H, n_q, n_k], True where the entry of P is kept.
 
     ``position_q`` and ``position_k`` are int64 [B, n] or [1, n]; ``heads`` and ``batches`` are the int64 global indices
     of query heads and batches. ``dropout_seed`` is below 2**64. The module docstring defines counter, key and threshold.
@@ -78,7 +78,7 @@ def keep_mask(
 
 
 def keep_factor(rows: Rows, columns: Columns, terms: Terms, batch: int) -> Array | float:
-    """Return keep / (1 - dropout_p), the factor of P and of dP; 1.0 if dropout_p is 0 and no keep is given.
+    """Return keep / (1 - dropout_p), which multiplies P and dP; 1.0 if dropout_p is 0 and no keep mask is given.
 
     The result is float64, broadcastable to [B, H, n_q, n_k] with B = ``batch``. A keep mask from the caller replaces
     the counter-based one (DROP-3). Only tokens are sharded, so local head and batch indices are the global ones.

@@ -3,11 +3,11 @@
 ``q[r]`` is what worker r holds, and the arrays of all workers are in one process. There are no options: only a
 causal mask, the default scale, and as many key heads as query heads. Arrays are [..., S, D], where the
 leading axes (batch, heads) are left to NumPy's broadcasting; m, l, lse and delta keep a last axis of
-length 1. :func:`ringspec.ring` has the options. Its results equal these bit for bit for
+length 1. :func:`ringspec.ring` has the options. With only ``causal=True``, it gives the same results bit for bit for
 every D whose ``D ** -0.5`` is the float64 nearest to 1/sqrt(D), which holds for all D below 1769.
 
-To stay short, this page sends every block W times, so that each ends at its owner. ``schedule`` sends k and v (or q,
-dy, lse and delta) only W - 1 times: the last hop is for the gradients alone.
+To stay short, this page sends every block W times, so that each block ends at its owner. The schedules of
+:mod:`~ringspec.spec.schedule` send k and v (or q, dy, lse and delta) W - 1 times: only gradients make the last hop.
 
     s_ij   = scale <q_i, k_j>  where key j is visible to query i, else -infinity; scale = 1/sqrt(D)
     lse_i  = log sum_j exp(s_ij)                          p_ij = exp(s_ij - lse_i)
@@ -32,12 +32,12 @@ State = tuple[Array, Array, Array]  # m, l and o of some rows, over the keys see
 
 
 def visible(token_q: Tokens, token_k: Tokens) -> NDArray[np.bool_]:
-    """The causal mask [n_q, n_k]: a query attends to keys at or before its own global position."""
+    """Return the causal mask [n_q, n_k]: a query attends to keys at or before its own global position."""
     return token_k[None, :] <= token_q[:, None]
 
 
 def scores(q: Array, k: Array, mask: NDArray[np.bool_]) -> Array:
-    """s [..., n_q, n_k], with -infinity where the mask hides the pair."""
+    """Return the scores s [..., n_q, n_k], with -infinity where the mask hides the pair."""
     scale = q.shape[-1] ** -0.5
     return np.where(mask, scale * (q @ k.swapaxes(-1, -2)), -np.inf)
 
@@ -46,7 +46,7 @@ def scores(q: Array, k: Array, mask: NDArray[np.bool_]) -> Array:
 
 
 def attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-    """Causal softmax attention: o [..., S, Dv] and lse [..., S, 1], the natural logarithm."""
+    """Return o [..., S, Dv] and lse [..., S, 1] (a natural logarithm) of causal softmax attention."""
     token = np.arange(q.shape[-2])
     s = scores(q, k, visible(token, token))
     m = s.max(axis=-1, keepdims=True)
@@ -67,7 +67,7 @@ def attention_backward(q: Array, k: Array, v: Array, dy: Array) -> tuple[Array, 
 
 
 def block_forward(q: Array, k: Array, v: Array, mask: NDArray[np.bool_]) -> State:
-    """m = max_j s_ij, l = sum_j exp(s_ij - m) and the unnormalised o = sum_j exp(s_ij - m) v_j."""
+    """Return m = max_j s_ij, l = sum_j exp(s_ij - m) and the unnormalised o = sum_j exp(s_ij - m) v_j."""
     s = scores(q, k, mask)
     m = s.max(axis=-1, keepdims=True)
     e = np.exp(s - finite(m))
@@ -86,14 +86,14 @@ def start(q: Array, v: Array) -> State:
 
 
 def merge(a: State, b: State) -> State:
-    """Return the state over the keys of both states (online softmax). No exponent is above 0."""
+    """Merge the states of the same rows over different keys into the state over all of these keys (online softmax)."""
     m = np.maximum(a[0], b[0])
     weight_a, weight_b = np.exp(a[0] - finite(m)), np.exp(b[0] - finite(m))
     return m, weight_a * a[1] + weight_b * b[1], weight_a * a[2] + weight_b * b[2]
 
 
 def finish(state: State) -> tuple[Array, Array]:
-    """Return o and lse of rows that have seen all of their keys; each has at least one, that of its own token."""
+    """Return o and lse of rows that have seen all keys; every row sees at least the key of its own token."""
     m, l, o = state
     return o / l, m + np.log(l)
 
@@ -101,7 +101,7 @@ def finish(state: State) -> tuple[Array, Array]:
 def block_backward(
     q: Array, k: Array, v: Array, dy: Array, lse: Array, delta: Array, mask: NDArray[np.bool_]
 ) -> tuple[Array, Array, Array]:
-    """Return the block's contributions to dq, dk, dv. lse and delta are those of the whole row, over the keys of all blocks."""
+    """Return the block's contributions to dq, dk, dv; lse and delta are those of whole rows, over all keys."""
     p = np.exp(scores(q, k, mask) - lse)
     ds = p * (dy @ v.swapaxes(-1, -2) - delta)
     scale = q.shape[-1] ** -0.5
@@ -140,7 +140,7 @@ def ring_forward(q: Shards, k: Shards, v: Shards, token: list[Tokens]) -> tuple[
 def ring_backward_kv(
     q: Shards, k: Shards, v: Shards, dy: Shards, o: Shards, lse: Shards, token: list[Tokens]
 ) -> tuple[Shards, Shards, Shards]:
-    """dq stays. k and v travel with their dk and dv, which after W hops are complete and at their owner."""
+    """Return dq, dk, dv of every worker. dq stays. k, v travel with dk, dv, which end at their owner after W hops."""
     ranks, token_k = range(len(q)), token
     delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in ranks]
     dq, dk, dv = ([np.zeros_like(x[r]) for r in ranks] for x in (q, k, v))
@@ -158,7 +158,7 @@ def ring_backward_kv(
 def ring_backward_q(
     q: Shards, k: Shards, v: Shards, dy: Shards, o: Shards, lse: Shards, token: list[Tokens]
 ) -> tuple[Shards, Shards, Shards]:
-    """dk and dv stay. q, dy, lse and delta travel with their dq, which after W hops is complete and at its owner."""
+    """Return dq, dk, dv of every worker. dk, dv stay. q, dy, lse, delta travel with dq, which ends at its owner."""
     ranks, token_q = range(len(q)), token
     delta = [(dy[r] * o[r]).sum(axis=-1, keepdims=True) for r in ranks]
     dq, dk, dv = ([np.zeros_like(x[r]) for r in ranks] for x in (q, k, v))

@@ -1,8 +1,8 @@
 """Layouts: which token lies in which slot of which worker (LAYOUT-1 to LAYOUT-7).
 
-A layout is a table ``index[worker, slot]`` of global token indices. It holds each token once, and -1 in a padding
-slot. A padding slot attends to nothing, and nothing attends to it (LAYOUT-5). With W workers of n slots each, worker r
-holds:
+A *slot* is the place of one token on a worker. A layout is a table ``index[worker, slot]`` of global token indices,
+which holds each token once, and -1 in a padding slot. The mask hides every pair that has a padding slot (LAYOUT-5).
+With W workers of n slots each, worker r holds:
 
 ``contiguous``           in each slot: token r * n + slot
 ``striped``              in each slot: token slot * W + r
@@ -10,10 +10,10 @@ holds:
 ``zigzag_per_document``  zigzag inside each packed document
 a table [W, n]           the tokens in row r of the table
 
-Sharding, unsharding and unpermuting move values without changing them. Queries and keys follow
-the same layout, with n_q and n_k tokens per worker. A length S counts tokens, not padding slots.
+Sharding, unsharding and unpermuting move values without changing them. A length S counts tokens, not padding slots.
 :mod:`ringspec.rings.layouts` checks the preconditions: S is a multiple of W (of 2W for zigzag); cu_seqlens begins
-with 0 and never decreases. The file ends with a storage format of lse (LAYOUT-7).
+with 0 and never decreases. The last two functions convert lse to and from the tiles in which some kernels store it
+(LAYOUT-7).
 
 Sources: striped: Brandon et al., https://arxiv.org/abs/2311.09431; zigzag:
 https://github.com/zhuzilin/ring-flash-attention (issue 2); zigzag per document: TransformerEngine's
@@ -36,7 +36,10 @@ TILE_ROWS = 128
 
 @dataclass(frozen=True)
 class Layout:
-    """A ``name``, and a ``table`` int64 [W, n] with the global index of the token in each slot, -1 = padding."""
+    """A distribution of tokens over workers: ``table`` int64 [W, n] has the global token of each slot, -1 = padding.
+
+    ``name`` is shown in output.
+    """
 
     name: str
     table: Integers
@@ -87,10 +90,11 @@ def zigzag(length: int, workers: int) -> Layout:
 
 
 def zigzag_per_document(length: int, workers: int, cu_seqlens: Sequence[int]) -> Layout:
-    """LAYOUT-4: zigzag inside each packed document, so that every document is balanced.
+    """LAYOUT-4: zigzag inside each packed document, so that the workers have equal work for every document.
 
-    ``cu_seqlens`` int [N + 1]: the starts of the documents, beginning with 0, and the end of the last one. A document whose
-    length is not a multiple of 2W is padded to one. Tokens after the last document are placed like one more document.
+    ``cu_seqlens`` int [N + 1]: the starts of the documents, beginning with 0, and the end of the last document. The
+    length of each document is padded to a multiple of 2W. Tokens after the last document are placed like one more
+    document.
 
     >>> zigzag_per_document(6, 2, [0, 4, 6]).table.tolist()
     [[0, 3, 4, -1], [1, 2, 5, -1]]

@@ -1,6 +1,6 @@
 """Which query may attend to which key: conditions on global positions, all of which must hold (MASK-1 to MASK-9).
 
-A pair (i, j) is visible iff both slots hold a token (LAYOUT-5) and every condition in use allows it:
+A pair of query i and key j is visible iff both slots hold a token (LAYOUT-5) and every condition in use allows it:
 
 ``causal``    pk_j <= pq_i
 ``window``    -left <= pk_j - pq_i <= right, both ends inclusive; either side may be unbounded
@@ -10,13 +10,14 @@ A pair (i, j) is visible iff both slots hold a token (LAYOUT-5) and every condit
 ``bias``      the entry of the bias is not -inf; -inf hides the pair even with a soft cap, and its dbias is 0
 
 pq_i and pk_j are global positions, not array indices (MASK-8): pq_i = i + q_offset and pk_j = j. If the caller gives
-positions, they are used as they are, and q_offset is ignored. With q_offset = 0 queries and keys start together;
-with q_offset = Sk - Sq they end together. A block from another worker is masked by the same conditions.
+positions, they are used as they are, and q_offset is ignored. q_offset = 0 aligns the first query with the first key;
+q_offset = Sk - Sq aligns the last query with the last key. Blocks from other workers are masked by the same conditions.
 Packed documents (cu_seqlens) are segments, and tokens after the last document are padding (MASK-5, computed by
 ``segments_from_cu_seqlens`` of ``problem.checks``).
 
-The function of one condition takes int64 [B, n] or [1, n] of queries and keys. It returns booleans [B, n_q, n_k], True
-where the condition allows the pair.
+The functions :func:`causal`, :func:`window`, :func:`segments` and :func:`bounds` take int64 arrays [B, n] or [1, n]
+with one number per query or key. They return booleans [B, n_q, n_k] or [1, n_q, n_k], True where the condition allows
+the pair.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ from ringspec.problem.model import Booleans, Columns, Integers, Rows, Terms, col
 
 
 def causal(position_q: Integers, position_k: Integers) -> Booleans:
-    """MASK-1: visible where position_k <= position_q."""
+    """MASK-1: return True where position_k <= position_q."""
     return position_k[:, None, :] <= position_q[:, :, None]
 
 
 def window(
     position_q: Integers, position_k: Integers, sides: tuple[int | None, int | None]
 ) -> Booleans:
-    """MASK-2: -left <= position_k - position_q <= right; ``sides`` is (left, right), None for an unbounded side."""
+    """MASK-2: return True where -left <= position_k - position_q <= right.
+
+    ``sides`` is (left, right), with None for an unbounded side.
+    """
     left, right = sides
     distance = position_k[:, None, :] - position_q[:, :, None]
     allowed = np.ones(distance.shape, dtype=np.bool_)
@@ -46,19 +50,19 @@ def window(
 
 
 def segments(segment_q: Integers, segment_k: Integers) -> Booleans:
-    """MASK-3, MASK-5: segment_q == segment_k, both >= 0 (negative: padding)."""
+    """MASK-3, MASK-5: return True where segment_q == segment_k and both are >= 0 (negative: padding)."""
     same = segment_q[:, :, None] == segment_k[:, None, :]
     return same & (segment_q >= 0)[:, :, None] & (segment_k >= 0)[:, None, :]
 
 
 def bounds(bound_min: Integers, bound_max: Integers, position_k: Integers) -> Booleans:
-    """MASK-4: bound_min <= position_k < bound_max, row by row."""
+    """MASK-4: return True where bound_min <= position_k < bound_max, with the bounds of each query row."""
     key = position_k[:, None, :]
     return (bound_min[:, :, None] <= key) & (key < bound_max[:, :, None])
 
 
 def padding(index_q: Integers, index_k: Integers) -> Booleans:
-    """LAYOUT-5: True [n_q, n_k] where both slots hold a token.
+    """LAYOUT-5: return booleans [n_q, n_k], True where both slots hold a token.
 
     ``index_q`` [n_q] and ``index_k`` [n_k] are global tokens, -1 for a padding slot.
     """
@@ -66,7 +70,7 @@ def padding(index_q: Integers, index_k: Integers) -> Booleans:
 
 
 def visible(rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """MASK-9: True for pairs that every condition allows, [B|1, H|1, n_q, n_k].
+    """MASK-9: return booleans [B|1, H|1, n_q, n_k], True for pairs that every condition allows.
 
     >>> from ringspec.problem.options import check
     >>> problem = check(np.ones((1, 1, 3, 1)), np.ones((1, 1, 3, 1)), np.ones((1, 1, 3, 1)),

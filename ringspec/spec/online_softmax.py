@@ -1,9 +1,9 @@
 """The running softmax of a block of query rows: start, absorb, merge, finish (SOFT-1 to SOFT-4).
 
-A state holds, per query row, the running maximum m, the sum l of exp(s - m) and the unnormalised
+A *softmax state* holds, per query row, the running maximum m, the sum l of exp(s - m) and the unnormalised
 o = sum of exp(s - m) v, over all keys seen so far. A state *absorbs* a tile of scores. Two states over different keys
-*merge* into the state over both; up to rounding, the order does not matter. The empty state has m = -inf, l = 0, o = 0,
-and no operation here turns it into NaN (SOFT-2). Arrays are float64, rounded where ``recipe`` says.
+*merge* into the state over the keys of both; up to rounding, the order does not matter. The empty state has m = -inf,
+l = 0, o = 0, and no operation here turns it into NaN (SOFT-2). Arrays are float64, rounded where ``recipe`` says.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Rabe and Staats,
 https://arxiv.org/abs/2112.05682; Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889.
@@ -22,7 +22,10 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class SoftmaxState:
-    """``m`` and ``l`` [B, H, n], ``o`` [B, H, n, Dv], float64; o is unnormalised, except after :func:`normalised`."""
+    """The running softmax of n query rows: ``m`` and ``l`` [B, H, n], ``o`` [B, H, n, Dv], float64.
+
+    o is unnormalised, except after :func:`normalised`.
+    """
 
     m: Array
     l: Array
@@ -75,7 +78,8 @@ def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 
         m' = max(m_a, m_b)    c_a = exp(m_a - m')    l' = c_a l_a + c_b l_b    o' = c_a o_a + c_b o_b
 
-    Both weights are exp of a number <= 0, so nothing overflows. ``recipe`` rounds the weights and l' to ``statistics``.
+    The weights c_a and c_b are exp of a number <= 0, so nothing overflows. ``recipe`` rounds c_a, c_b and l' to
+    ``statistics``.
     """
     m = np.maximum(a.m, b.m)
     shift = finite_shift(m)
@@ -86,7 +90,7 @@ def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 
 
 def weighted_sum(c_a: Array, o_a: Array, c_b: Array, o_b: Array, recipe: Recipe) -> Array:
-    """c_a o_a + c_b o_b: each product and the sum are rounded to ``merge``, then the result to ``carried_o`` (NUM-3)."""
+    """Return c_a o_a + c_b o_b: products and sum are rounded to ``merge``, then the result to ``carried_o`` (NUM-3)."""
     part_a = recipe.to_merge(c_a[..., None] * o_a)
     part_b = recipe.to_merge(c_b[..., None] * o_b)
     return recipe.to_carried_o(recipe.to_merge(part_a + part_b))
@@ -121,7 +125,7 @@ def merge_normalised(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> Softma
 
 
 def merge_all(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """SOFT-3 for any number of normalised partial results, in float64: return o and lse over all keys.
+    """SOFT-3: merge any number of normalised partial results in float64, and return o and lse over all keys.
 
     ``parts`` are pairs (o [B, H, S, Dv], lse [B, H, S]); lse is -inf in a row where a part saw no key.
     """
@@ -140,8 +144,8 @@ def finish(state: SoftmaxState, sinks: Array | None, recipe: Recipe) -> tuple[Ar
     """Return o / l [B, H, n, Dv] and lse [B, H, n] of a state that has seen all keys of its rows (FWD-6).
 
     Sinks [H, N] join the denominator here, once per row (FWD-5). ``recipe`` rounds o and lse to its output formats.
-    A row without keys and sinks gets o = 0, lse = -inf (FWD-8); a row with sinks alone gets o = 0 and their
-    log-sum-exp as lse (FWD-9).
+    A row with neither keys nor sinks gets o = 0 and lse = -inf (FWD-8). A row with sinks but no keys gets o = 0, and
+    the log-sum-exp of its sinks as lse (FWD-9).
     """
     if sinks is not None:
         m = np.maximum(state.m, sinks.max(axis=1)[None, :, None])

@@ -1,10 +1,11 @@
 """The backward pass of one worker, step by step: RECEIVE, DIFFERENTIATE, ADD; then SEND, which is ``worker.send``.
 
-The KV ring and the Q ring share these functions: the schedule says which side visits. Accumulators make one hop more
-than inputs; this last hop brings them to their owner (RING-4, RING-5).
+The KV ring and the Q ring share these functions: the schedule says whether keys or queries travel. The gradients that
+travel with them (accumulators) make one hop more than the inputs. The last hop brings the gradients to their owner
+(RING-4, RING-5).
 
 The tables show a ring of W = 3 at worker r in direction 1; in direction -1 read r + 1 for r - 1 and r + 2 for r - 2.
-(a, b) is the contribution of queries a and keys b. A KV ring::
+(a, b) is the contribution of the queries of worker a and the keys of worker b. A KV ring::
 
     step  holds the keys of  dk, dv of these keys after the step  then sends
     0     r                  (r, r)                               k v columns, dk dv
@@ -20,10 +21,10 @@ After step 2, dq of worker r has the contributions of keys r, r - 1 and r - 2, a
 
 After step 2, dk and dv of worker r have the contributions of queries r, r - 1 and r - 2, added in this order.
 
-The backward pass takes o and lse as given and never recomputes them; both are those of the whole row, not of a block
-(RING-13). Each worker's dsinks is a partial sum over its own query rows, and the caller adds the workers' sums. The same
-holds for dbias if all rows share the bias. Otherwise the caller puts each worker's rows of dbias in their places
-(RING-12). dbias is float64 and never rounded.
+The backward pass takes o and lse as given and never recomputes them. They are those of the whole row, over all keys
+(RING-13). Each worker's dsinks is a partial sum over its own query rows, and the caller adds the sums of all workers.
+If all rows share the bias, each worker's dbias is a partial sum as well. Otherwise dbias has the worker's own rows, and
+the caller puts the rows of all workers in global order (RING-12). dbias is float64 and never rounded.
 
 Arrays are float64, in a worker's local order. Sources: ring-flash-attention and ejkernel (KV ring), AWS NKI library (Q ring).
 """
@@ -47,7 +48,7 @@ Accumulate = Callable[[Array, Array, str], Array]
 
 
 def plus(total: Array, share: Array, accumulator: str) -> Array:
-    """total + share, rounded to the format ``accumulator`` (NUM-2)."""
+    """Return total + share, rounded to the format ``accumulator`` (NUM-2)."""
     return round_to(total + share, accumulator)
 
 
@@ -56,7 +57,8 @@ def backward_start(
 ) -> BackwardState:
     """Return a worker's initial state: its shard, o and lse of the whole row as given (RING-13), and zero accumulators.
 
-    ``shard`` and ``recipe`` are as in the forward; dy and o [B, H, n, Dv], dlse and lse [B, H, n].
+    ``shard`` and ``recipe`` are as in :func:`~ringspec.spec.ring_forward.forward_start`; dy and o [B, H, n, Dv], dlse
+    and lse [B, H, n].
     """
     q, k = recipe.to_inputs(shard.q, "q"), recipe.to_inputs(shard.k, "k")
     v, dy = recipe.to_inputs(shard.v, "v"), recipe.to_inputs(dy, "dy")
@@ -80,8 +82,8 @@ def backward_step(
 ) -> BackwardState:
     """Return one worker's state after it has computed a step and before it sends.
 
-    ``compute`` is a function such as ``spec.block.block_backward``. ``accumulate`` adds a contribution to a total, as
-    :func:`plus` does.
+    ``received`` are the messages that the worker received under ``schedule``. ``compute`` is a function such as
+    ``spec.block.block_backward``. ``accumulate`` adds a contribution to a total, as :func:`plus` does.
     """
     # RECEIVE
     state = arrive(state, schedule, received)
@@ -96,7 +98,7 @@ def differentiate_block(
 ) -> BlockGradients | None:
     """Return the gradient contributions of the two blocks at this worker; None if the worker is idle in this step.
 
-    Only the inputs are read, so a program may receive the accumulators at the same time.
+    Accumulators are not read, so a program may receive them at the same time.
     """
     if schedule.pair(state.step, state.worker) is None:
         return None
@@ -132,7 +134,8 @@ def backward_finish(
     """Receive the accumulators of the last transfer, which belong to this worker, and round the results.
 
     ``state`` is the state after the last step of ``schedule``. The result holds dq, dbias, dk and dv of the worker's
-    own tokens. ``accumulate`` adds the parts of a reduce-scatter in the order of their senders.
+    own tokens. If keys were gathered, every worker has sent its share of dk and dv; ``accumulate`` adds the shares in
+    the order of the senders.
     """
     # Drop the inputs, some of which belong to the last visitor: the accumulators that arrive now have another owner.
     query = QuerySide(state.query.owner, dq=state.query.dq, dbias=state.query.dbias)

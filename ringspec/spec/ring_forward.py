@@ -1,13 +1,13 @@
 """The forward pass of one worker, step by step: RECEIVE, SCORE, MERGE; then SEND, which is ``worker.send``.
 
-:func:`forward_step` is a pure function of the worker's own state, the schedule and the messages
-that it received. The lockstep loop calls it for every worker in turn; a message-passing program
-calls the same function once per process.
+:func:`forward_step` is a pure function of a worker's state, the schedule and the messages that the worker
+received. :mod:`ringspec.rings.lockstep` calls it for every worker in turn; a message-passing program
+calls the same function in every process.
 
-In step t worker r computes its own queries against the keys of worker (r - t) mod W. Then, except in the last
+In step t worker r computes attention of its own queries to the keys of worker (r - t) mod W. Then, except in the last
 step, all workers send at once: ``k[r], v[r] = k[r - 1], v[r - 1]``, where worker 0 receives from worker W - 1. So after
-step W - 1 each worker has merged the results of all W blocks of keys. This is direction 1; in direction -1
-read r + t and r + 1.
+step W - 1 each worker has merged the results of all W blocks of keys. This describes direction 1; in direction -1,
+read r + t for r - t and r + 1 for r - 1.
 
 Source: Liu, Zaharia, Abbeel, Ring Attention, https://arxiv.org/abs/2310.01889 (algorithm 1).
 """
@@ -57,7 +57,7 @@ def forward_step(
 ) -> ForwardState:
     """Return one worker's state after it has computed a step and before it sends.
 
-    ``received`` are the messages that it received under ``schedule``. ``compute`` is a function such as
+    ``received`` are the messages that the worker received under ``schedule``. ``compute`` is a function such as
     ``spec.block.block_forward``. ``merge`` merges the block's softmax state into the running one.
     """
     # RECEIVE
@@ -71,7 +71,7 @@ def forward_step(
 def score_block(
     state: ForwardState, schedule: Schedule, compute: BlockForward
 ) -> SoftmaxState | None:
-    """Return the softmax state of only the two blocks at this worker; None if the worker is idle in this step."""
+    """Return the softmax state of the worker's queries over the visiting keys alone; None if the worker is idle."""
     if schedule.pair(state.step, state.worker) is None:
         return None
     query, key = state.query, state.key

@@ -1,8 +1,9 @@
 """The table of rules: one for each sentence of the specification that a kernel can break.
 
-The prefix of a rule leads to the file that computes it (``FILES``). ``ELSEWHERE`` lists the rules that are computed in
-another file or in several. A rule's id appears in the docstring or comment of the code that states it, in the mark of
-each test of the rule (``@pytest.mark.rule("RING-1")``) and in golden cases. Ids never change their meaning.
+``FILES`` maps the prefix of a rule's id to the file that computes the rule. ``ELSEWHERE`` lists the rules that are
+computed in another file or in several. The id of a rule appears in the docstring or comment of the code that states
+the rule, in the mark of each test of the rule (``@pytest.mark.rule("RING-1")``) and in golden cases. The meaning of an
+id never changes.
 
 >>> rule("SOFT-2").module
 'spec.online_softmax'
@@ -70,7 +71,7 @@ class Rule:
 
     @property
     def module(self) -> str:
-        """The first of ``modules``."""
+        """The main module that computes the rule: the first of ``modules``."""
         return self.modules[0]
 
 

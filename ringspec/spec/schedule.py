@@ -1,30 +1,34 @@
-"""Permute schedules as data: who computes with which block, and who sends what to whom (RING-1 to RING-7, RING-11).
+"""Schedules as data: who computes with which block, and who sends what to whom (RING-1 to RING-7, RING-11).
 
 A schedule lists, for each ring step, which visiting block every worker computes with and what is
-transferred afterwards. It moves nothing itself; the lockstep loop or MPI executes it.
+transferred afterwards. It is only data: :mod:`ringspec.rings.lockstep` executes it in one process, ``ringspec.comm`` in
+several.
 
 ``KV ring, forward``   K, V travel; Q and its m, l, o stay
 ``KV ring, backward``  K, V travel, and dK, dV with their keys; Q, dY, LSE, row_term, dQ, dbias stay
 ``Q ring, backward``   Q, dY, LSE, row_term travel, and dQ, dbias with their queries; K, V, dK, dV stay
 ``gather``             K, V of all workers go to all before anything is computed; dK, dV are added at their owners
 
-The circulation 'kv' or 'q' chooses the backward ring; with either, the forward is a KV ring. ``direction`` applies to
-both passes: 1 if r sends to r + 1, -1 if it sends to r - 1. After ``step`` hops worker r has the block of owner
-(r - direction * step) mod W (RING-1). Gathering has no direction, and one step more. The visitors at worker r for W = 3::
+The circulation 'kv' or 'q' chooses the KV ring or the Q ring for the backward pass; the forward pass of both is a KV
+ring. ``direction`` is 1 if r sends to r + 1, -1 if r sends to r - 1. After ``step`` hops worker r has the block of
+owner (r - direction * step) mod W (RING-1). Gathering has no direction and takes one step more than a ring. For W = 3,
+worker r computes in each step with the block of this owner::
 
     step                  0                 1      2      3
     ring, direction 1     r                 r - 1  r - 2
     gather                none: gather k v  r      r - 1  r - 2, then reduce_scatter dk dv
 
-Inputs make W - 1 hops and accumulators W: the last hop takes each accumulator to its owner (RING-4). A schedule is valid
-when every pair (query owner, key owner) that is not skipped is computed once (RING-2), every accumulator ends at its
-owner, each permute is a permutation of the workers (RING-3), and the mask hides all of every pair that is declared as
-skipped (RING-11). :mod:`ringspec.rings.validator` verifies this. The schedules of this file skip nothing: a hidden pair
-is computed and contributes exactly 0. :func:`ringspec.rings.schedules.skip` (``skip_masked=True``) omits it.
+Tensors that are only read (*inputs*) make W - 1 hops. Gradients that are added to (*accumulators*) make W hops: the
+last hop takes each accumulator to its owner (RING-4). A schedule is valid when every pair (query owner, key owner) is
+computed once or declared as skipped (RING-2), the mask hides every skipped pair entirely (RING-11), every accumulator
+ends at its owner, and each permute is a permutation of the workers (RING-3). :mod:`ringspec.rings.validator` verifies
+these conditions. The schedules of this file skip nothing: a pair of blocks that the mask hides is computed and
+contributes exactly 0. :func:`ringspec.rings.schedules.skip`, which ``ring(..., skip_masked=True)`` calls, omits such
+pairs.
 
-What belongs to a block travels with it (RING-6): with keys their ``columns`` (positions, segments), with queries their
-``rows`` (positions, segments, bounds, and rows of bias, mask and keep). delta = <dy, o> and dlse travel as their
-difference row_term = delta - dlse, because ds needs nothing else of the two (RING-7).
+The data of a block travel with the block (RING-6). Keys have ``columns`` (positions, segments), and queries have
+``rows`` (positions, segments, bounds, and rows of bias, mask and keep). In place of delta = <dy, o> and dlse, their
+difference row_term = delta - dlse travels, because ds depends only on the difference (RING-7).
 
 Sources: Liu et al., https://arxiv.org/abs/2310.01889 (KV ring); the backward of AWS's NKI library
 (Q ring); Llama 3 (gathered keys), https://arxiv.org/abs/2407.21783, section 3.3.2.
@@ -47,9 +51,9 @@ Pair = tuple[int, int]
 class Transfer:
     """One collective operation: its ``pairs`` (source, target), and the names of the tensors that it carries.
 
-    ``kind`` is 'permute', 'gather' or 'reduce_scatter'. A 'gather' copies every worker's own block to all; a
-    'reduce_scatter' sends each worker's accumulators for an owner to that owner, where they are added in the
-    order of the senders.
+    ``kind`` is 'permute', 'gather' or 'reduce_scatter'. A 'gather' copies every worker's own block to all workers. In a
+    'reduce_scatter', every worker sends the accumulators of each block to the owner of the block, who adds what arrives
+    in the order of the senders.
     """
 
     kind: str
@@ -59,7 +63,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Step:
-    """``uses[r]``: owner of the visiting block that worker r computes with; None where the worker is idle.
+    """One step: worker r computes with the visiting block of owner ``uses[r]``, or is idle if that is None.
 
     ``transfers`` take place after all workers have computed.
     """
@@ -70,11 +74,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A whole pass of W = ``workers``. ``moves`` says which side visits: 'keys' or 'queries'.
+    """The steps of one pass, forward or backward, of W = ``workers`` workers; ``moves`` is 'keys' or 'queries'.
 
     ``name`` is the label shown in output. ``inputs`` (only read) and ``accumulators`` (added to) are the names of the
-    tensors that travel with a visitor; ``steps`` say when. ``skipped`` lists the (query owner, key owner) pairs that no
-    step computes because the mask hides all of each.
+    tensors that travel with a block. Each of the ``steps`` says who computes with which block, and what travels then.
+    ``skipped`` lists the (query owner, key owner) pairs that no step computes because the mask hides them entirely.
     """
 
     name: str
@@ -86,25 +90,25 @@ class Schedule:
     skipped: frozenset[Pair] = frozenset()
 
     def pair(self, step: int, worker: int) -> Pair | None:
-        """(query owner, key owner) of the pair that a worker computes in a step; None where it is idle."""
+        """Return (query owner, key owner) of the pair that a worker computes in a step; None if the worker is idle."""
         visitor = self.steps[step].uses[worker]
         if visitor is None:
             return None
         return (worker, visitor) if self.moves == "keys" else (visitor, worker)
 
     def pairs(self, step: int) -> list[tuple[int, Pair]]:
-        """(worker, (query owner, key owner)) for each pair that is computed in a step."""
+        """Return (worker, (query owner, key owner)) for each pair that is computed in a step."""
         pairs = [(r, self.pair(step, r)) for r in range(self.workers)]
         return [(r, pair) for r, pair in pairs if pair is not None]
 
     @property
     def hops(self) -> int:
-        """Number of steps after which something travels."""
+        """The number of steps after which something travels."""
         return sum(1 for step in self.steps if step.transfers)
 
 
 def visitor(worker: int, step: int, workers: int, direction: int = 1) -> int:
-    """RING-1: owner of the block that ``worker`` holds after ``step`` hops in ``direction``, with W = ``workers``.
+    """RING-1: return the owner of the block that ``worker`` holds after ``step`` hops; W = ``workers``.
 
     >>> [visitor(0, step, 4) for step in range(4)]
     [0, 3, 2, 1]
@@ -113,7 +117,7 @@ def visitor(worker: int, step: int, workers: int, direction: int = 1) -> int:
 
 
 def ring_permute(workers: int, direction: int) -> tuple[Pair, ...]:
-    """(source, target) for each of ``workers`` workers, which sends to its neighbour r + direction (RING-3)."""
+    """Return the pairs (source, target) of one hop: each worker r sends to worker r + direction mod W (RING-3)."""
     return tuple((r, (r + direction) % workers) for r in range(workers))
 
 
@@ -125,7 +129,7 @@ def ring_schedule(
     accumulators: tuple[str, ...],
     direction: int = 1,
 ) -> Schedule:
-    """A ring: ``inputs`` make W - 1 hops and ``accumulators`` W, the last one to their owner (RING-4)."""
+    """Return the schedule of a ring: ``inputs`` make W - 1 hops; ``accumulators`` make W, to their owner (RING-4)."""
     pairs = ring_permute(workers, direction)
     steps = []
     for step in range(workers):
@@ -137,7 +141,10 @@ def ring_schedule(
 
 
 def gather_schedule(name: str, workers: int, accumulators: tuple[str, ...]) -> Schedule:
-    """A pass that gathers all keys first. A backward pass reduces and scatters ``accumulators`` last; a forward pass has none."""
+    """Return the schedule of a pass that first copies the keys of all workers to every worker.
+
+    A backward pass ends with a reduce-scatter of ``accumulators``; a forward pass has no accumulators.
+    """
     steps = [Step((None,) * workers, (Transfer("gather", (), KEY_INPUTS),))]
     for step in range(workers):
         uses = tuple(visitor(r, step, workers) for r in range(workers))
@@ -147,7 +154,7 @@ def gather_schedule(name: str, workers: int, accumulators: tuple[str, ...]) -> S
 
 
 def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
-    """The forward pass: a KV ring for 'kv' and 'q', or gathered keys for 'gather'.
+    """Return the schedule of the forward pass: a KV ring for 'kv' and 'q', or gathered keys for 'gather'.
 
     >>> schedule = forward_schedule("kv", 3)
     >>> schedule.steps[1].uses, schedule.hops
@@ -159,7 +166,7 @@ def forward_schedule(circulation: str, workers: int, direction: int = 1) -> Sche
 
 
 def backward_schedule(circulation: str, workers: int, direction: int = 1) -> Schedule:
-    """The backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'.
+    """Return the schedule of the backward pass: 'kv' (dk, dv travel), 'q' (dq travels, RING-5) or 'gather'.
 
     >>> backward_schedule("q", 3).hops  # dq needs one hop more than q, to return to its owner
     3

@@ -1,8 +1,11 @@
 """What one worker holds before and after a step, what it sends and what it receives: frozen data (RING-6).
 
-A worker has a query side and a key side. The schedule says which of them visits. The worker's step
-reads only this object, the schedule and the messages that the worker received. Arrays are float64, with one row for
-each of the owner's n slots. ``ringspec.ring(..., record=True)`` keeps these objects:
+A worker's *state* has a *query side* and a *key side*: a block of queries and a block of keys, with the data and
+gradients that belong to them. One side stays at the worker; the schedule says which one *visits*, that is, travels from
+worker to worker. A step reads only the worker's state, the schedule and the messages that the worker received. Arrays
+are float64, with one row for each of the owner's n slots.
+
+``ringspec.ring(..., record=True)`` keeps all states:
 ``run.state(worker, step, phase="backward", when="computed")`` returns one. ``when`` is 'before' (nothing has arrived),
 'during' (arrived, nothing computed), 'computed' or 'after' sending. ``run.moment(worker, step).sent`` is what was sent.
 """
@@ -24,10 +27,11 @@ from ringspec.spec.schedule import Schedule, Transfer
 
 @dataclass(frozen=True)
 class QuerySide:
-    """The block of queries of worker ``owner``, all that its rows need, and their gradients.
+    """The queries of worker ``owner``, the data that belong to these queries, and their gradients.
 
     q [B, H, n, D]; dy [B, H, n, Dv]; lse and row_term [B, H, n], where row_term is delta - dlse (RING-7); the accumulators
-    dq [B, H, n, D] and dbias [B|1, H|1, n|1, Sk|1] (the block's rows, all keys). None: the worker does not hold it.
+    dq [B, H, n, D] and dbias [B|1, H|1, n|1, Sk|1] (the block's rows, all keys). A tensor is None if the worker does
+    not hold it.
     """
 
     owner: int
@@ -44,7 +48,7 @@ class QuerySide:
 class KeySide:
     """The block of keys of worker ``owner``: k [B, Hkv, n, D], v [B, Hkv, n, Dv], and the accumulators dk, dv.
 
-    ``columns`` are their positions and segments. None: the worker does not hold it.
+    ``columns`` are the positions and segments of the keys. A tensor is None if the worker does not hold it.
     """
 
     owner: int
@@ -73,11 +77,13 @@ class Message:
 
 @dataclass(frozen=True)
 class ForwardState:
-    """One worker at one moment of the forward pass, in step ``step``; sending adds 1. In a ring, step W means finished.
+    """The state of one worker at one moment of the forward pass.
 
-    Its own queries stay (``query``), visiting blocks of keys come and go (``key``), and ``running`` is the softmax
-    state of its queries over the keys seen so far. ``terms`` and ``recipe`` are what every worker knows. ``gathered``
-    holds every block if keys were gathered, and is empty otherwise. ``state.q`` is short for ``state.query.q``, and so on.
+    ``step`` is the current step. Sending adds 1, so a worker of a ring has finished when ``step`` is W. ``query`` holds
+    the worker's own queries, which stay, and ``key`` the visiting keys. ``running`` is the softmax state of the
+    queries over the keys seen so far. ``terms`` and ``recipe`` are the same on every worker. ``gathered`` holds the key
+    blocks of all workers if keys were gathered, and is empty otherwise. ``state.q`` is short for ``state.query.q``, and
+    so on.
     """
 
     worker: int
@@ -100,11 +106,11 @@ class ForwardState:
 
 @dataclass(frozen=True)
 class BackwardState:
-    """One worker at one moment of the backward pass; ``step`` is as in the forward pass.
+    """The state of one worker at one moment of the backward pass.
 
-    ``query`` and ``key`` are the blocks that it holds, with their accumulators; the schedule says which of
-    the two visits. ``dsinks`` [H, N] is this worker's contribution, over its own query rows (RING-12). It is complete
-    from the start, and None without sinks. ``terms``, ``recipe``, ``gathered`` and short names are as in the forward pass.
+    ``query`` and ``key`` are the blocks that the worker holds, with their accumulators; the schedule says which of
+    the two visits. ``dsinks`` [H, N] is the sum over this worker's own query rows (RING-12), which is known before the
+    first step; None without sinks. All other fields and the short names are as in :class:`ForwardState`.
     """
 
     worker: int
@@ -153,21 +159,21 @@ def only(side: Side, names: tuple[str, ...]) -> Side:
 
 
 def joined(side: Side, arrived: Side) -> Side:
-    """Return the side with the tensors that arrived, and with their owner.
+    """Return ``side`` with its owner and tensors replaced by those that ``arrived``.
 
-    Tensors that did not arrive stay, because a schedule may send the parts of a block one by one.
+    Tensors that did not arrive stay, because a schedule may send the tensors of a block one by one.
     """
     came = {name: getattr(arrived, name) for name in names_of(arrived)}
     return dataclasses.replace(side, owner=arrived.owner, **came)
 
 
 def visiting(state: WorkerState, schedule: Schedule) -> Side:
-    """Return the side that travels under this schedule."""
+    """Return the side of a worker's state that travels under this schedule."""
     return state.key if schedule.moves == "keys" else state.query
 
 
 def with_visiting(state: State, side: Side) -> State:
-    """Return the state with another block of keys, or of queries."""
+    """Return the state with ``side`` as its block of keys or of queries."""
     if isinstance(side, KeySide):
         return dataclasses.replace(state, key=side)
     return dataclasses.replace(state, query=side)
@@ -197,7 +203,10 @@ def messages(state: WorkerState, schedule: Schedule, transfer: Transfer) -> tupl
 
 
 def receive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> State:
-    """Return the state after the messages: what a permute sent joins the visiting side, gathered blocks are collected."""
+    """Return the state after receiving messages.
+
+    The tensors of a permute replace those of the visiting side. Gathered blocks are added to ``gathered``.
+    """
     for message in received:
         if message.kind == "gather" and isinstance(message.side, KeySide):
             state = dataclasses.replace(state, gathered=(*state.gathered, message.side))
@@ -207,7 +216,7 @@ def receive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> 
 
 
 def arrive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> State:
-    """Receive, and make the block of the current step the visiting one."""
+    """Receive messages; if keys were gathered, the block that the current step uses becomes the visiting one."""
     state = receive(state, schedule, received)
     if schedule.accumulators:
         opened = tuple(map(with_accumulators, state.gathered))
@@ -220,7 +229,7 @@ def arrive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> S
 
 
 def with_accumulators(side: KeySide) -> KeySide:
-    """Give a gathered block of keys dk and dv: it arrives without them, and each worker starts its own at 0."""
+    """Add dk and dv, both 0, to a gathered block of keys that has none: each worker sums its own share of them."""
     if side.dk is not None:
         return side
     k, v = held(side.k), held(side.v)

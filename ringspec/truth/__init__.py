@@ -1,6 +1,6 @@
-"""Expected values of a checked problem and their row scales; no other package computes them.
+"""Expected values of a checked problem, and their row scales: the magnitude by which errors in a row are divided.
 
-In reading order: ``problem`` (upstream gradients, a problem of some query rows), ``sharded``
-(global tensors as workers hold them), ``exactly`` (correctly rounded), ``dense`` (the definition in float64),
-``expected`` (exact if affordable, else float64), ``schedule`` (who computes with which block, and who sends where).
+In reading order: ``problem`` (upstream gradients, a problem restricted to some query rows), ``sharded``
+(global tensors as workers hold them), ``exactly`` (correctly rounded values), ``dense`` (the definition in float64),
+``expected`` (exact values for small problems, else float64 values), ``schedule`` (a schedule as tables).
 """

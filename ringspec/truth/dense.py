@@ -1,7 +1,8 @@
-"""Results of the definition in float64: for all query rows at once, or part by part with their row scales.
+"""Results of the definition in float64, for all query rows at once, or for one part of the rows after another.
 
-Part by part, the Sq x Sk matrix is never stored: o, lse and dq of a row depend only on that row, and dk, dv, dsinks
-are sums over rows.
+In parts, the whole Sq x Sk matrix is never stored. This is possible because o, lse and dq of a row depend only on that
+row, and dk, dv, dsinks are sums over rows. :func:`in_float64` works in parts and also returns *row scales*: for each
+row, the magnitude by which errors are divided.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def results_of(problem: Problem, upstream: Upstream) -> Named:
 
 
 def by_name(results: Forward | Gradients | AbsoluteSums | RowScale) -> Named:
-    """Return the fields that are not None, by name."""
+    """Return the fields of ``results`` that are not None, as a dict by name."""
     return {name: x for name, x in vars(results).items() if x is not None}
 
 
@@ -70,7 +71,7 @@ class Weights:
 
 
 def weights_of(problem: Problem) -> Weights:
-    """Compute the weights of all rows at once."""
+    """Compute the :class:`Weights` of all rows at once."""
     s, t = scores(problem.q, per_query_head(problem.k, problem.terms), problem.tile)
     lse, p = softmax(problem, s)
     keep = keep_factor(problem.rows, problem.columns, problem.terms, problem.q.shape[0])
@@ -78,7 +79,7 @@ def weights_of(problem: Problem) -> Weights:
 
 
 def sums_of(problem: Problem, upstream: Upstream) -> AbsoluteSums:
-    """Compute the absolute sums that determine the row scales of these rows."""
+    """Compute the sums of absolute values from which the row scales are computed, for all rows at once."""
     at, rows, terms = weights_of(problem), problem.rows, problem.terms
     return absolute_sums(
         problem.q,
@@ -102,7 +103,7 @@ def pairs_in(problem: Problem) -> int:
 
 
 def parts_of(problem: Problem, rows: Integers) -> list[Integers]:
-    """Split rows into parts whose score matrix has about a million elements; return one empty part if there are no rows."""
+    """Split rows into parts whose score matrices have about a million elements; without rows, return an empty part."""
     per_row = max(pairs_in(problem) // max(problem.q.shape[2], 1), 1)
     size = max(PART // per_row, 1)
     return [rows[first : first + size] for first in range(0, max(rows.size, 1), size)]
@@ -110,7 +111,7 @@ def parts_of(problem: Problem, rows: Integers) -> list[Integers]:
 
 @dataclass
 class Gathered:
-    """Results collected part by part over the query rows: tensors by row are concatenated, all others are added."""
+    """Results collected from parts of the query rows: tensors in ``by_row`` are concatenated, all others are added."""
 
     by_row: tuple[str, ...]
     rows: dict[str, list[Array]] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class Gathered:
                 of_worker[worker] = of_worker.get(worker, 0.0) + x
 
     def whole(self, order: NDArray[np.int64], with_parts: bool) -> Named:
-        """Return all tensors, with the rows back in the order of the tokens."""
+        """Return all tensors, with their rows in token order; ``order`` is the order in which rows were added."""
         back = np.argsort(order)
         rows = {name: np.concatenate(parts, axis=2) for name, parts in self.rows.items()}
         whole = {name: np.take(x, back, axis=2) for name, x in rows.items()} | self.sums
@@ -167,7 +168,7 @@ def in_float64(
 
 
 def largest_of_rows(sums: Named) -> Named:
-    """Return row scales by name, from absolute sums over all rows."""
+    """Return row scales by name, from the sums of absolute values that :func:`sums_of` computes."""
     parts = {name: x for name, x in sums.items() if name.endswith("_parts")}
     scale = row_scale(AbsoluteSums(**{n: x for n, x in sums.items() if n not in parts}))
     return by_name(scale) | parts

@@ -18,9 +18,9 @@ STATISTICS = ("lse", "dsinks", "dsinks_parts")
 
 @dataclass(frozen=True)
 class Wanted:
-    """The values to compute: the ``formats`` of the results, and with ``scales`` also their row scales.
+    """Which values to compute: results in each of ``formats``, and with ``scales`` also row scales.
 
-    ``statistics``: formats of lse and dsinks, if they differ from ``formats``.
+    ``statistics``: the formats of lse and dsinks, if they differ from ``formats``.
     """
 
     formats: tuple[str, ...] = ("float64",)
@@ -40,7 +40,7 @@ FLOAT64 = Wanted()
 def attention(
     problem: Problem, upstream: Upstream, tables: Tables | None = None, wanted: Wanted = FLOAT64
 ) -> Truth:
-    """Return o, lse and, with ``upstream.dy``, the gradients.
+    """Return correctly rounded o and lse, and with ``upstream.dy`` the gradients.
 
     With the ``tables`` of a ring also ``dsinks_parts`` [W, H, N] and, if all queries share the bias,
     ``dbias_parts`` [W, ...]: the sums over each worker's own rows. Raises the errors of :func:`ringspec.exact.backward`.
@@ -62,7 +62,7 @@ def attention(
 def block_gradients(
     problem: Problem, dy: Array, lse: Array, delta: Array, wanted: Wanted = FLOAT64
 ) -> Truth:
-    """Return the contribution of a block to the gradients, from lse and delta [B, H, Sq] of the whole rows."""
+    """Return what the keys of ``problem`` contribute to the gradients; lse and delta [B, H, Sq] are over all keys."""
     return exact.block_backward(problem_of(problem), dy, lse, delta, **vars(wanted))
 
 

@@ -1,6 +1,6 @@
 """Expected values for any inputs: exact if the problem is small enough, else float64.
 
-Before float64 values are used, sampled rows of them are compared with exact ones.
+Float64 values are used only if some of their rows, the *sampled* rows, agree with exact values.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ WITH_LAST_AXIS = ("o", "dq", "dk", "dv")
 class Expected:
     """Expected results in global order, float64.
 
-    ``values`` by name: o, lse; with dy also dq, dk, dv, dsinks, dbias. ``scale``: their row scales.
-    ``source``: how they were computed, in words.
+    ``values`` by name: o, lse; with dy also dq, dk, dv, dsinks, dbias. ``scale``: the row scale of each value.
+    ``source``: how the values were computed, in words.
 
     With the tables of a ring also ``dsinks_parts`` [W, H, N] and, if all queries share the bias,
     ``dbias_parts`` [W, ...]: the sums over each worker's own rows.
@@ -46,9 +46,10 @@ def expected_of(
     tables: Tables | None = None,
     limit: int | None = None,
 ) -> Expected:
-    """Return the results of a checked problem: exact ones up to ``limit`` terms, else float64.
+    """Return the expected results of a checked problem, exact or in float64.
 
-    ``limit``: None is :data:`EXACT_LIMIT`. Raises UndecidedError if float64 is not close to the exact values.
+    They are exact if B * H * Sq * Sk * (D + Dv) is at most ``limit`` (None: :data:`EXACT_LIMIT`). Raises UndecidedError
+    if the float64 values of a sampled row are not close to the exact ones.
 
     >>> from ringspec.problem.options import check
     >>> one = np.ones((1, 1, 4, 2))
@@ -71,10 +72,10 @@ def exact_values(problem: Problem, upstream: Upstream, tables: Tables | None = N
 
 
 def cross_checked(problem: Problem, upstream: Upstream, values: Named, scale: Named) -> int:
-    """Compare sampled rows with exact values; return their number, or raise UndecidedError.
+    """Compare sampled rows with exact values; return the number of rows, or raise UndecidedError.
 
     For o, lse and dq, a sampled row is compared as it is. dk, dv, dsinks and dbias are sums over all query
-    rows: for these, the contribution of the sampled rows is compared with its exact value, and only the
+    rows: the contribution of the sampled rows to these sums is compared with its exact value, and only the
     summation over all rows is unchecked.
     """
     queries = problem.q.shape[2]
@@ -91,7 +92,7 @@ def cross_checked(problem: Problem, upstream: Upstream, values: Named, scale: Na
 
 
 def check_agreement(name: str, got: Array, want: Array, scale: Array) -> None:
-    """Raise UndecidedError unless float64 values agree with exact ones."""
+    """Raise UndecidedError unless the float64 values ``got`` agree with the exact values ``want``."""
     bound = AGREEMENT * (scale[..., None] if name in WITH_LAST_AXIS else scale)
     with np.errstate(invalid="ignore"):
         agrees = (got == want) | (np.abs(got - want) <= bound)

@@ -11,7 +11,7 @@ from ringspec.problem.model import Array, Integers, Problem, take
 
 @dataclass(frozen=True)
 class Upstream:
-    """Upstream gradients: ``dy`` [B, H, Sq, Dv], ``dlse`` [B, H, Sq] (None: 0). Without dy there are no gradients."""
+    """Upstream gradients: ``dy`` [B, H, Sq, Dv], or None to compute no gradients, and ``dlse`` [B, H, Sq] (None: 0)."""
 
     dy: Array | None = None
     dlse: Array | None = None
@@ -21,7 +21,7 @@ class Upstream:
         return Upstream(*(None if x is None else take(x, rows, 2) for x in (self.dy, self.dlse)))
 
     def filled(self, problem: Problem) -> tuple[Array, Array]:
-        """Return dy and dlse, with zeros for one that is None."""
+        """Return dy and dlse, with zeros in place of None."""
         shape = (*problem.q.shape[:3], problem.v.shape[3])
         dy = np.zeros(shape) if self.dy is None else self.dy
         return dy, np.zeros(shape[:3]) if self.dlse is None else self.dlse

@@ -21,7 +21,7 @@ def schedule_of(name: str, circulation: str, workers: int, direction: int) -> Sc
 
 
 def visitors(schedule: Schedule) -> NDArray[np.int64]:
-    """Return [steps, W]: the owner of the visiting block; -1: none.
+    """Return [steps, W]: the owner of the block that each worker computes with in each step; -1 if it is idle.
 
     >>> visitors(schedule_of("forward", "kv", 3, 1)).tolist()
     [[0, 1, 2], [2, 0, 1], [1, 2, 0]]
@@ -33,7 +33,7 @@ def visitors(schedule: Schedule) -> NDArray[np.int64]:
 def targets(schedule: Schedule) -> NDArray[np.int64]:
     """Return [steps, W]: the worker to which each worker sends after the step.
 
-    -1: nothing is sent; -2: sent to everybody (a gather), or to each owner its accumulators (a reduce-scatter).
+    -1: nothing is sent. -2: the worker sends to several workers, in a gather or a reduce-scatter.
     """
     table = np.full((len(schedule.steps), schedule.workers), NOBODY, dtype=np.int64)
     for row, step in zip(table, schedule.steps, strict=True):

@@ -1,4 +1,4 @@
-"""Distribute global tensors to the workers of a ring: a leading axis W, tokens in slot order."""
+"""Distribute global tensors to the workers of a ring: results have a leading axis W, and tokens in slot order."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class Tables:
 
 
 def tables_for(problem: Problem, layout: Any, workers: int, options: Mapping[str, Any]) -> Tables:
-    """Return the tables of a layout, in any form that ``ringspec.ring`` accepts; ``options`` are the problem's.
+    """Return the tables of a ``layout``, which may have any form that ``ringspec.ring`` accepts.
 
-    Raises the errors of :func:`ringspec.ring` for a layout that does not fit.
+    ``options`` are the keywords of the problem. Raises the errors of :func:`ringspec.ring` for a layout that does not
+    fit the problem.
     """
     for_q, for_k = layouts_for(problem, layout, workers, options)
     return Tables(for_q.table, for_k.table)
@@ -69,10 +70,11 @@ def layout_tensors(problem: Problem, tables: Tables) -> dict[str, NDArray]:
 def per_worker(
     values: Mapping[str, NDArray], tables: Tables | None, lse_of_padding: float
 ) -> dict[str, NDArray]:
-    """Return results, or their row scales, by name, as the workers hold them; unchanged without tables.
+    """Return results or row scales, by name, as the workers of a ring hold them; without ``tables``, unchanged.
 
-    In a ring ``dsinks_parts`` becomes dsinks [W, H, N], and the total becomes dsinks_sum; likewise dbias if
-    all queries share the bias. Otherwise each row of dbias goes to the worker of its query.
+    ``dsinks_parts`` is renamed to dsinks [W, H, N], and the total to dsinks_sum; likewise for dbias if
+    all queries share the bias. Otherwise each row of dbias goes to the worker of its query. ``lse_of_padding`` is the
+    value of lse in padding slots.
     """
     if tables is None:
         return dict(values)

@@ -1,7 +1,7 @@
 """Golden vectors: cases whose expected values are correctly rounded, so that their bytes never change.
 
-In reading order: ``case`` and ``check_case`` (the fields of a case), ``inputs`` (how its inputs are made),
-``tensor_table`` (which tensors it has), ``container`` (one case as a directory), ``digest``,
+In reading order: ``case`` and ``check_case`` (the fields of a case), ``inputs`` (how the inputs of a case are made),
+``tensor_table`` (which tensors a case has), ``container`` (one case as a directory), ``digest``,
 ``manifest`` and ``sets`` (many cases with their hashes), ``diff`` and ``export``. ``flags``,
 ``requires`` and ``catalogue`` define the existing cases, and ``generate`` derives their tensors.
 ``json_text`` and ``files`` read untrusted input.

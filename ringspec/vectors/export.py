@@ -37,7 +37,7 @@ def export_set(
 
     Every file is compared with the manifest while it is packed. ``progress(done, total, path)`` is called
     after each file. Raises :class:`~ringspec.errors.OptionError` for another suffix or if
-    ``destination`` exists, and what reading a set raises.
+    ``destination`` exists, and :class:`~ringspec.errors.VectorError` if a file differs from the manifest.
     """
     target = path_of(destination)
     if not target.name.endswith(SUFFIXES):
@@ -88,7 +88,7 @@ def content(vectors: VectorSet, name: str, listed: FileEntry | None) -> bytes:
 
 
 def member(name: str, size: int | None) -> tarfile.TarInfo:
-    """Return the tar header of a file of ``size`` bytes; of a folder if ``size`` is None."""
+    """Return the tar header of a file of ``size`` bytes, or of a folder if ``size`` is None."""
     info = tarfile.TarInfo(name)
     info.type = tarfile.DIRTYPE if size is None else tarfile.REGTYPE
     info.mode = 0o755 if size is None else 0o644

@@ -1,7 +1,8 @@
 """Derive the tensors of a case from its case.json, and generate whole sets.
 
-Inputs are made from their recipes; :mod:`ringspec.truth` computes layouts, schedules and the correctly
-rounded results. The bytes do not depend on the machine, BLAS or the number of processes.
+case.json has a recipe for each input (``format.inputs``), from which the input is made. :mod:`ringspec.truth` computes
+layouts, schedules and the correctly rounded results. The bytes do not depend on the machine, BLAS or the number of
+processes.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class Derived:
 
 
 def derive(case: Case) -> Derived:
-    """Derive everything that follows from a case; ``requires`` and ``digests`` are computed, not read.
+    """Derive everything that follows from a case: its tensors, and the fields ``requires`` and ``digests``.
 
-    Raises :class:`~ringspec.errors.UndecidedError` if a result cannot be rounded with certainty,
-    and what making the inputs and checking the options raise.
+    The values of these two fields in ``case`` are ignored. Raises :class:`~ringspec.errors.UndecidedError` if a result
+    cannot be rounded with certainty, and other subclasses of RingspecError for invalid inputs or options.
 
     >>> [first] = [case for case in catalogue("core") if case.id == "attention/bias"]
     >>> derived = derive(first)
@@ -75,10 +76,11 @@ def derive(case: Case) -> Derived:
 
 
 def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = None) -> Tensors:
-    """Return every tensor of a case, in full, even if the set stores only part of it: in, out, scale, layout, position.
+    """Return every tensor of a case in full, even if the set stores only a part of it.
 
-    ``scales=False`` leaves out ``scale.*``, which saves a third of the time. ``truth``: the results if they
-    are known, in global order and at least in the formats of the case; None: they are computed.
+    Names begin with ``in.``, ``out.``, ``scale.``, ``layout.`` or ``position.``. ``scales=False`` leaves out
+    ``scale.*``, which saves a third of the time. ``truth``: results that are already known, in global order and at
+    least in the formats of the case; None: the results are computed.
     """
     if case.operation == "schedule":
         return schedule_tensors(case)
@@ -98,7 +100,7 @@ def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = No
 
 
 def layouts_of_case(case: Case) -> Tensors:
-    """Derive ``layout.*`` and ``position.*`` of a ring case, without evaluating it; empty for other cases."""
+    """Derive ``layout.*`` and ``position.*`` of a ring case, without its results; empty for other cases."""
     if case.operation != "ring":
         return {}
     problem, _, tables = arguments_of(case, inputs_of(case))
@@ -106,7 +108,7 @@ def layouts_of_case(case: Case) -> Tensors:
 
 
 def arguments_of(case: Case, inputs: Tensors) -> tuple[Problem, Upstream, Tables | None]:
-    """Return the checked arguments of a case for :mod:`ringspec.truth`; for a ring case with its layouts."""
+    """Return the checked arguments of a case for :mod:`ringspec.truth`; the layouts are None without a ring."""
     q, k, v = (load(inputs[name], name) for name in ("q", "k", "v"))
     problem = check(q, k, v, options_of(case, inputs))
     upstream = (load(inputs[name], name) if name in inputs else None for name in ("dy", "dlse"))
@@ -137,7 +139,7 @@ def layout_of(ring: Ring) -> Any:
 def truth_of_block(
     case: Case, inputs: Tensors, problem: Problem, upstream: Upstream, wanted: Wanted
 ) -> Truth:
-    """Return the results of the passes of a block case; gradients are the contributions of the block."""
+    """Return the results of a block case: o and lse of the block, and its contributions to the gradients."""
     ahead = Truth({})
     if "forward" in case.passes:
         ahead = attention(problem, Upstream(), None, wanted)
@@ -149,14 +151,14 @@ def truth_of_block(
 
 
 def wanted_of(case: Case, scales: bool = True) -> Wanted:
-    """Return the formats in which a case needs its results: float64 and its own."""
+    """Return the formats in which a case stores results: float64 and the formats of the case."""
     assert case.formats is not None
     outputs, statistics = case.formats.outputs, case.formats.statistics
     return Wanted(("float64", outputs), ("float64", statistics), scales)
 
 
 def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors:
-    """Make ``out.*`` and ``scale.*`` of the passes of a case in its formats, per worker for a ring case."""
+    """Make the tensors ``out.*`` and ``scale.*`` of a case from its results; for a ring case, one entry per worker."""
     wanted = wanted_of(case)
     dropped = () if "forward" in case.passes else ("o", "lse")
     results = {name: x for name, x in truth.tensors.items() if name not in dropped}
@@ -172,7 +174,7 @@ def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors
 
 
 def schedule_tensors(case: Case) -> Tensors:
-    """Derive ``out.visitor.<pass>`` and ``out.target.<pass>``, int64 [steps, W], of each pass of a schedule case.
+    """Derive ``out.visitor.<pass>`` and ``out.target.<pass>``, int64 [steps, W], for each pass of a schedule case.
 
     See :func:`ringspec.truth.schedule.visitors` and :func:`ringspec.truth.schedule.targets`.
     """
@@ -187,7 +189,7 @@ def schedule_tensors(case: Case) -> Tensors:
 
 
 def derive_named(case: Case) -> Derived:
-    """Call :func:`derive`; any error raised names the case."""
+    """Derive a case as :func:`derive` does, and name the case in any error."""
     try:
         return derive(case)
     except RingspecError as error:
@@ -226,9 +228,9 @@ def generate(
 ) -> VectorSet:
     """Derive the cases of the set ``name`` and write them to a new folder, completely or not at all.
 
-    ``jobs`` processes work at the same time; the bytes do not depend on it. ``only`` is a pattern of
-    ids. ``progress(done, total, id)`` is called after each case. Raises :class:`~ringspec.errors.OptionError` if the
-    destination exists: generate never overwrites.
+    ``jobs`` processes work at the same time; the bytes do not depend on their number. ``only`` is a pattern
+    of ids. ``progress(done, total, id)`` is called after each case. Raises :class:`~ringspec.errors.OptionError` if
+    ``destination`` exists.
     """
     cases = cases_of(name, only)
     return write_derived(destination, name, SET_VERSIONS[name], cases, jobs, progress)
@@ -242,7 +244,7 @@ def write_derived(
     jobs: int,
     progress: Progress | None,
 ) -> VectorSet:
-    """Derive cases, and write them to a new folder as the set ``name``; other arguments as in :func:`generate`."""
+    """Write ``cases`` with their derived tensors as the set ``name``; other arguments are as in :func:`generate`."""
 
     def entries() -> Iterator[tuple[Case, Tensors | None]]:
         for done, one in enumerate(each(derive_named, cases, jobs), start=1):

@@ -1,6 +1,6 @@
-"""Golden values for your own problem: make a case of any shape, derive its values, write it as a set.
+"""Golden values for your own problem: make cases of any shape, derive their values, write them as a set.
 
-The case's id seeds its inputs, so the same id, shape and format give the same bytes on every machine.
+The id of a case seeds its inputs, so the same id, shape and format give the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def make_case(
 ) -> Case:
     """Make a case of any shape, with random inputs; :func:`make` derives its values.
 
-    ``id``: its name in the set, such as 'mine/causal', and the seed of its inputs. ``shape``: lengths of the axes.
-    ``dtype``: 'bf16', 'fp16', 'f32' or 'f64', of inputs and outputs. ``ring``: workers and layout; None: dense
-    attention. ``backward``: with gradients. ``sinks``: sinks per head; ``bias``: with a bias [1, H, Sq, Sk];
-    ``dlse``: with an upstream gradient of lse. ``terms``: ``scale``, ``causal``, ``window``, ``softcap``,
-    ``dropout_p``, ``dropout_seed``, ``q_offset``, ``cu_seqlens``, ``cu_seqlens_k``, as in ``ringspec.attention``.
-    Raises OptionError or VectorError if the case is not valid.
+    ``id``: the name of the case in its set, such as 'mine/causal', which also seeds the inputs. ``shape``: lengths of
+    the axes. ``dtype``: 'bf16', 'fp16', 'f32' or 'f64', of inputs and outputs. ``ring``: workers and layout; None:
+    dense attention. ``backward``: whether the case has gradients. ``sinks``: number of sinks per head. ``bias``:
+    whether there is a bias [1, H, Sq, Sk]. ``dlse``: whether there is an upstream gradient of lse. ``terms``:
+    ``scale``, ``causal``, ``window``, ``softcap``, ``dropout_p``, ``dropout_seed``, ``q_offset``, ``cu_seqlens``,
+    ``cu_seqlens_k``, as in ``ringspec.attention``. Raises OptionError or VectorError if the case is not valid.
 
     >>> made = make_case("mine/small", Shape(1, 4, 2, 32, 32, 8, 8), ring=Ring(2, "zigzag"), causal=True)
     >>> made.operation, made.requires["workers"], made.requires["head_ratio"]
@@ -97,7 +97,7 @@ def make(
     """Derive the correctly rounded values of cases and write them to a new folder, completely or not at all.
 
     ``destination`` must not exist. ``cases``: from :func:`make_case`. ``progress(done, total, id)`` is called after
-    each case. Returns the set, which :func:`ringspec.vectors.open_set` opens by its folder.
+    each case. Returns the set; :func:`ringspec.vectors.open_set` opens it again from its folder.
     Raises UndecidedError if a value cannot be rounded with certainty, OptionError if the folder exists.
     """
     chosen = [dataclasses.replace(one, storage="full") for one in cases]

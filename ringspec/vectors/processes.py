@@ -27,9 +27,10 @@ Result = TypeVar("Result")
 def each(
     function: Callable[[Item], Result], items: Iterable[Item], jobs: int = 1
 ) -> Iterator[Result]:
-    """Yield ``function(item)`` for each item, in order; for jobs > 1 function and items must be picklable.
+    """Yield ``function(item)`` for each item, in order; for jobs > 1, function and items must be picklable.
 
-    The error of an item is raised in place of its result, and items not yet begun are dropped.
+    If the function raises an error for an item, the error is raised in place of the result, and items not yet begun are
+    dropped.
 
     >>> list(each(abs, [-1, 2, -3]))
     [1, 2, 3]
@@ -48,7 +49,7 @@ def each(
 def in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], jobs: int
 ) -> Iterator[Result]:
-    """Implement :func:`each` with ``jobs`` processes; few items are computed ahead, to limit memory."""
+    """Implement :func:`each` with ``jobs`` processes; at most 4 * jobs items are submitted ahead, to limit memory."""
     # spawn: a fork would copy the state of running BLAS threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=begin)
@@ -72,7 +73,7 @@ def in_processes(
 
 
 def begin() -> None:
-    """Set up a new process: it uses one BLAS thread, and ends when its parent ends, even if that is killed."""
+    """Set up a new process, so that it uses one BLAS thread and ends when its parent ends or is killed."""
     threadpool_limits(1)
     threading.Thread(target=leave_with_parent, daemon=True).start()
 

@@ -19,11 +19,11 @@ FAILURES = ("differs", "undecided", "refused")
 
 @dataclass(frozen=True)
 class CaseReport:
-    """The result for the case ``id``.
+    """The result of deriving the case ``id`` again.
 
     ``outcome`` is one of: "ok"; "differs": ``fields`` of case.json, such as digests, or stored ``tensors``
-    differ from the derived ones ("old" is the set's value); "undecided": a result cannot be rounded with
-    certainty; "refused": the case cannot be derived, and ``message`` says why; "withdrawn": the
+    differ from the derived ones (``old`` is the value in the set, ``new`` the derived one); "undecided": a result
+    cannot be rounded with certainty; "refused": the case cannot be derived, and ``message`` says why; "withdrawn": the
     case is no longer used and was not derived.
     """
 
@@ -35,7 +35,7 @@ class CaseReport:
 
     @property
     def failed(self) -> bool:
-        """Tell whether the set differs from what this program derives."""
+        """Whether the outcome is neither "ok" nor "withdrawn"."""
         return self.outcome in FAILURES
 
 
@@ -46,10 +46,10 @@ def verify(
     jobs: int = 1,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> tuple[CaseReport, ...]:
-    """Verify each case whose id matches ``only`` (a pattern; None: all); the reports are in order of ids.
+    """Derive the cases of a set again, compare them with the stored ones, and return one report per case, sorted by id.
 
-    Reads only ``vectors``, and no cache. ``jobs`` processes work at the same time, and
-    ``progress(done, total, id)`` is called after each case. Files are compared with the
+    ``only``: a pattern of ids (None: all). ``jobs`` processes work at the same time, and
+    ``progress(done, total, id)`` is called after each case. No cache is read. Files are compared with the
     manifest as they are read; ``check_set`` checks everything else about the format of the set.
     """
     cases = matching(tuple(vectors), only)
@@ -64,7 +64,7 @@ def verify(
 
 
 def verify_case(which: tuple[VectorSet, str]) -> CaseReport:
-    """Derive one case of a set again and compare."""
+    """Derive one case of a set again and compare it with the stored one; ``which`` is (set, id)."""
     vectors, id = which
     case, stored = vectors.case(id), vectors.tensors(id)
     if case.withdrawn is not None:

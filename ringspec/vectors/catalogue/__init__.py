@@ -31,7 +31,7 @@ SETS = {"core": CORE, "kernel": (kernels, kernel_tiles)}
 
 @functools.cache
 def catalogue(name: str) -> tuple[Case, ...]:
-    """Return all cases of the set ``name``, 'core' or 'kernel', with ``requires`` filled in and ``digests`` empty.
+    """Return all cases of the set ``name``, 'core' or 'kernel'; ``requires`` is filled in, and ``digests`` is empty.
 
     Raises :class:`~ringspec.errors.OptionError` for another name.
     """

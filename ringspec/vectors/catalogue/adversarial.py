@@ -1,4 +1,4 @@
-"""Inputs that reveal bugs which random numbers hide: unusual distributions of weight, and empty rows."""
+"""Cases whose inputs reveal bugs that random numbers hide: unusual softmax weights, and rows without visible keys."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Constructors of cases, so that a catalogue lists only the differences from the defaults.
+"""Functions that make cases with defaults, so that the files of the catalogue list only what differs from the defaults.
 
-By default a case has two query heads, sixteen tokens and D = 4. ``rules`` and ``flags`` are names separated by
+By default, a case has two query heads, sixteen tokens and D = 4. ``rules`` and ``flags`` are names separated by
 blanks; ``dtype`` is one of :data:`DTYPES`. A tensor is given as a recipe or as nested lists of values.
 """
 
@@ -24,7 +24,10 @@ TERMS = (
 
 @dataclass(frozen=True)
 class Dtype:
-    """The formats of a case, and bits and exponent of its q, k, v and dy, whose magnitudes are at most about 2."""
+    """The formats of a case, and the ``bits`` and ``exponent`` of the random numbers in its q, k, v and dy.
+
+    The magnitudes of these numbers are at most about 2.
+    """
 
     inputs: str
     statistics: str
@@ -46,19 +49,19 @@ LARGE_HEAD_DIM = 32
 
 
 def put(value: Any, *at: Any) -> Patch:
-    """Set part of a tensor; ``at`` has an index, (start, stop) or None (all) for each axis."""
+    """Return the patch that sets part of a tensor; ``at`` has an index, (start, stop) or None (all) for each axis."""
     return Patch(at, set=value)
 
 
 def times(factor: float, *at: Any) -> Patch:
-    """Multiply part of a tensor by a power of two."""
+    """Return the patch that multiplies part of a tensor by a power of two; ``at`` is as in :func:`put`."""
     return Patch(at, multiply=factor)
 
 
 def numbers(
     bits: int, exponent: int, shape: tuple[int, ...] | None = None, **more: Any
 ) -> TensorRecipe:
-    """Random integers of ``bits`` bits, times 2**exponent."""
+    """Return the recipe of random integers with ``bits`` bits, times 2**exponent."""
     return TensorRecipe("uniform", shape=shape, bits=bits, exponent=exponent, **more)
 
 
@@ -67,17 +70,17 @@ def constant(value: Any, shape: tuple[int, ...] | None = None, *patches: Patch) 
 
 
 def coins(threshold: int, *shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
-    """Random booleans that are False with probability ``threshold`` / 256."""
+    """Return the recipe of random booleans that are False with probability ``threshold`` / 256."""
     return TensorRecipe("bernoulli", shape=shape, threshold=threshold, patches=patches)
 
 
 def bias_of(*shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
-    """Random numbers around 0, with a different mean for each head and each quarter of the keys."""
+    """Return the recipe of a random bias around 0, with another mean for each head and each quarter of the keys."""
     return numbers(8, -7, shape, head=24, shard=20, shards=4, patches=patches)
 
 
 def spread(first: float, step: float, modulus: int, *shape: int) -> TensorRecipe:
-    """Values first + step * (7 i mod modulus), where i is the index of the element in C order."""
+    """Return the recipe of the values first + step * (7 i mod modulus), where i is an element's index in C order."""
     flat: list[Any] = []
     count = 1
     for length in shape:
@@ -123,7 +126,7 @@ def case(
     patches: Mapping[str, tuple[Patch, ...]] | None = None,
     **rest: Any,
 ) -> Case:
-    """Make an attention case; ``rest`` are terms and tensors, and ``dlse=True`` gives a random dlse."""
+    """Make a case, by default of dense attention; ``rest`` are terms and tensors; ``dlse=True`` gives a random dlse."""
     used = DTYPES[dtype]
     shape = Shape(
         B, H, H if Hkv is None else Hkv, S if Sq is None else Sq, S if Sk is None else Sk, D,
@@ -151,7 +154,7 @@ def tensors_of(
     ring: Ring | None,
     given: dict[str, Any],
 ) -> dict[str, TensorRecipe]:
-    """Return the recipes of a case by name, in the order of NAMES: the given ones, and standard ones for other inputs."""
+    """Return the recipes of a case by name, in the order of NAMES: those ``given``, and standard ones for the rest."""
     unknown = set(given) - set(NAMES)
     assert not unknown, f"unknown names {unknown}"
     shards = min(4, shape.Sk) if ring is None else ring.workers
@@ -193,7 +196,7 @@ def block_forward(id: str, reason: str, rules: str, flags: str = "", **data: Any
 
 
 def block_backward(id: str, reason: str, rules: str, flags: str = "", **data: Any) -> Case:
-    """Make a block-backward case, with an lse above that of the block alone and deltas of either sign."""
+    """Make a case of one block's backward pass, with an lse above that of the block alone, and deltas of both signs."""
     n = (data.get("B", 1), data.get("H", 2), data.get("Sq", data.get("S", 8)))
     rows = {"lse": spread(3.0, 0.125, 13, *n), "delta": spread(-1.5, 0.25, 11, *n)}
     return case(
@@ -218,7 +221,7 @@ def merge(
     S: int = 6,
     **data: Any,
 ) -> Case:
-    """Make a merge case of N parts [N, B, H, S, Dv], each with a different mean."""
+    """Make a case that merges N partial results [N, B, H, S, Dv], each with a different mean."""
     bits, exponent = (
         DTYPES[data.get("dtype", "bf16")].bits,
         DTYPES[data.get("dtype", "bf16")].exponent,

@@ -1,6 +1,7 @@
 """Flags: classes of bugs that the golden cases detect.
 
-Most occurred in real implementations. A flag without a report is a likely mistake of which no public report is known.
+Most of these bugs occurred in real implementations. A flag without a report is a likely mistake that has no known
+public report.
 
 >>> FLAGS["stale-keys"].statuses
 ('fixed',)

@@ -15,7 +15,7 @@ def shaped(
     id: str, reason: str, rules: str, flags: str = "", *, W: int, n: int = 128, D: int = 64,
     H: int = 1, storage: str = "sampled", **data: Any,
 ) -> Case:  # fmt: skip
-    """Make a ring case of W workers with n tokens each."""
+    """Make a ring case with W workers that hold n tokens each."""
     return ring(
         id, reason, rules, flags, W=W, S=W * n, H=H, D=D, storage=storage,
         **data,

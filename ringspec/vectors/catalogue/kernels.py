@@ -1,6 +1,6 @@
 """The kernel set: further cases at kernel shapes, stored as digests only.
 
-They have 128 or 256 tokens per worker and at most 1024 in total, so that their truth is derived in seconds.
+They have 128 or 256 tokens per worker and at most 1024 in total, so that their exact values are derived in seconds.
 :mod:`~ringspec.vectors.catalogue.kernel_tiles` has more lengths and numbers of workers.
 """
 

@@ -1,11 +1,11 @@
-"""A golden case as data: frozen dataclasses, and their text form, which is unique.
+"""A golden case as data: frozen dataclasses with the fields of ``case.json``.
 
 ``case.json`` describes the case completely; the tensor file contains only numbers.
 :func:`case_from_json` checks everything: strict JSON, then the schema ``schemas/case.schema.json``,
 then ``check_case``.
 
-A list becomes a tuple and ``"-inf"`` the float -inf when a dataclass is made, so that a case read from
-its text equals the case that was written.
+When a dataclass is made, it converts lists to tuples and ``"-inf"`` to the float. Therefore, a case read from its text
+equals the case that was written.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CIRCULATIONS = ("kv", "q", "gather")
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths of the axes ``B``, ``H``, ``Hkv``, ``Sq``, ``Sk``, ``D`` and ``Dv``.
+    """The lengths of the axes ``B``, ``H``, ``Hkv``, ``Sq``, ``Sk``, ``D`` and ``Dv``.
 
-    Merge: ``Sk`` is the number of parts, ``D = Dv``.
+    For the operation "merge", ``Sk`` is the number of partial results, and ``D`` equals ``Dv``.
     """
 
     B: int
@@ -73,10 +73,10 @@ class Ring:
 
 @dataclass(frozen=True)
 class Patch:
-    """A change to part of an input after it is made: exactly one of ``set`` and ``multiply`` is not None.
+    """A change to part of an input after the input is made: the part is set to ``set`` or multiplied by ``multiply``.
 
-    ``at`` has one entry for each axis: an index, a pair (start, stop), or None for the whole axis.
-    ``multiply`` is a power of two, so that the result is exact.
+    ``at`` selects the part, with one entry for each axis: an index, a pair (start, stop), or None for the whole axis.
+    ``multiply`` is a power of two, so that the result is exact. Exactly one of ``set`` and ``multiply`` is not None.
     """
 
     at: tuple[int | tuple[int, int] | None, ...]
@@ -99,7 +99,7 @@ class TensorRecipe:
     ``values``     the given nested tuples
     ``bernoulli``  True if and only if the top 8 bits of the word are >= ``threshold``
 
-    The ``patches`` are then applied in order. ``shape`` is given if it does not follow from the name of the input.
+    The ``patches`` are then applied in order. ``shape`` is given if it does not follow from the input's name and case.
     """
 
     kind: str
@@ -128,7 +128,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """The mark of a case that is not used from set version ``since`` on, for ``reason``; it stays in the set."""
+    """The mark of a case that is in the set but no longer used, since set version ``since``; ``reason`` says why."""
 
     since: str
     reason: str
@@ -136,13 +136,13 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Case:
-    """One case; the fields are the keys of case.json, in their order (docs/vectors/format.md).
+    """One case; the fields are the keys of case.json, in the same order (docs/vectors/format.md).
 
-    ``id`` is its path in the set, and ``reason`` says why it exists. ``operation`` and ``passes`` say what is
-    computed, ``rules`` and ``flags`` which rules the case tests and which bugs it detects. ``shape``, ``formats``,
-    ``terms`` and ``ring`` define the problem, ``inputs`` how its inputs are made. ``storage`` and ``digests``: how
-    the set stores its tensors. ``requires``: what an implementation must support. ``withdrawn``: None, or why the
-    case is no longer used.
+    ``id`` is the path of the case in the set, and ``reason`` says why the case exists. ``operation`` and ``passes`` say
+    what is computed. ``rules`` lists the rules that the case tests, ``flags`` the classes of bugs that it detects.
+    ``shape``, ``formats``, ``terms`` and ``ring`` define the problem, and ``inputs`` says how the inputs are made.
+    ``storage`` says how much of the tensors the set stores ("full", "sampled" or "digests"), and ``digests`` has their
+    SHA-256. ``requires``: what an implementation must support. ``withdrawn``: None, or why the case is no longer used.
     """
 
     id: str
@@ -166,7 +166,7 @@ class Case:
 
 
 def freeze(record: Any, *names: str) -> None:
-    """Convert these fields of a frozen dataclass: lists to tuples, "-inf" to the float."""
+    """Convert lists to tuples and "-inf" to the float in the fields ``names`` of a frozen dataclass, in place."""
     for name in names:
         object.__setattr__(record, name, frozen(getattr(record, name)))
 

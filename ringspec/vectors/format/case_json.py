@@ -1,4 +1,4 @@
-"""case.json: the text form of a case, which is unique, and its strict parser."""
+"""case.json: write a case as text, in the only form that the format permits, and parse it strictly."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def plain(x: Any) -> Any:
 
 
 def case_from_data(data: dict[str, Any]) -> Case:
-    """A case from data that satisfies the schema."""
+    """Make a case from the data of a case.json that satisfies the schema."""
     records: dict[str, Any] = {
         name: None if data[name] is None else kind(**data[name])
         for name, kind in (

@@ -1,6 +1,6 @@
-"""Checks of a case beyond its schema: its parts must be consistent and its sizes bounded.
+"""Checks of a case that its JSON schema cannot express: its parts must be consistent, and its tensors not too large.
 
-After these checks it is safe to make the tensors of an untrusted case: each has at most
+After these checks it is safe to make the tensors of an untrusted case: each tensor has at most
 :data:`~ringspec.vectors.format.inputs.LARGEST_TENSOR` elements, and the shapes are consistent.
 """
 
@@ -23,7 +23,7 @@ SCALED = ("attention", "ring", "block")
 
 
 def is_id(text: object) -> bool:
-    """Tell whether a text is valid as the id of a case, which is also its path in a set.
+    """Return whether a text is valid as the id of a case, which is also the path of the case in a set.
 
     >>> is_id("ring/zigzag-causal-w4"), is_id("ring/../secret"), is_id("ring")
     (True, False, False)
@@ -137,7 +137,7 @@ def check_ring(ring: Ring, case: Case, what: str) -> None:
 
 
 def check_table(table: tuple[tuple[int, ...], ...], length: int, workers: int, what: str) -> None:
-    """Require a layout table [W, n] with each token once and -1 in padding slots (LAYOUT-5)."""
+    """Raise VectorError unless a table [W, n] has each token once, and -1 in padding slots (LAYOUT-5)."""
     rectangular = len(table) == workers and len({len(row) for row in table}) == 1
     require(rectangular, what, f"{workers} rows of equal length", f"{len(table)} rows")
     tokens = sorted(token for row in table for token in row if token >= 0)
@@ -145,7 +145,7 @@ def check_table(table: tuple[tuple[int, ...], ...], length: int, workers: int, w
 
 
 def check_inputs(case: Case, what: str) -> None:
-    """Check names, shapes and sizes of the inputs."""
+    """Raise VectorError unless the names, shapes and sizes of a case's inputs are valid."""
     must, may = expected_names(case)
     given = set(case.inputs.tensors)
     require(must <= given, what, f"the inputs {sorted(must)}", shown(sorted(given)))

@@ -1,4 +1,4 @@
-"""One case as a directory: case.json with its description and tensors.safetensors with its numbers."""
+"""One case as a directory: case.json describes the case, and tensors.safetensors has its numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_case(root: Path, id: str, entry: CaseEntry) -> Case:
 
 @functools.lru_cache(maxsize=2048)
 def checked_case(data: bytes, name: str) -> Case:
-    """Parse a case; cached, because suites list their cases often and checking the schema is slow."""
+    """Parse a case. Results are cached, because suites list their cases often and checking the schema is slow."""
     return case_from_json(data, name)
 
 
@@ -57,7 +57,7 @@ def read_case_tensors(root: Path, id: str, entry: CaseEntry) -> dict[str, NDArra
 
 
 def check_content(case: Case, tensors: Tensors, entry: CaseEntry) -> None:
-    """Check names, dtypes and shapes of a case's tensors, and its content digest."""
+    """Raise VectorError if a tensor of a case has a wrong name, dtype or shape, or the content digest is wrong."""
     check_storage(case, TENSORS_FILE in entry.files)
     check_tensors(case, tensors)
     digest = case_digest(case, tensors)
@@ -69,7 +69,10 @@ def check_content(case: Case, tensors: Tensors, entry: CaseEntry) -> None:
 
 
 def check_storage(case: Case, has_file: bool) -> None:
-    """Require a tensor file unless the storage is "digests", and digests unless it is "full"."""
+    """Raise VectorError unless a case has the tensor file and the digests that its ``storage`` requires.
+
+    "full": a tensor file and no digests. "sampled": a tensor file and digests. "digests": no tensor file, but digests.
+    """
     wants_file = case.storage != "digests"
     if has_file != wants_file:
         raise VectorError(

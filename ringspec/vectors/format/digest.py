@@ -34,15 +34,15 @@ def tensor_bytes(x: NDArray) -> bytes:
 
 
 def tensor_digest(x: NDArray) -> str:
-    """Return the SHA-256 of :func:`tensor_bytes` of ``x``, any shape, as in the ``digests`` of a case."""
+    """Return the SHA-256 of the :func:`tensor_bytes` of an array ``x`` of any shape, for the ``digests`` of a case."""
     return sha256(tensor_bytes(x))
 
 
 def case_digest(case: Case, tensors: Mapping[str, NDArray] | None) -> str:
-    """Return the SHA-256 over the canonical JSON of a case and each of its stored ``tensors``, sorted by name.
+    """Return the SHA-256 of a case: of its canonical JSON, followed by its stored ``tensors``, sorted by name.
 
-    The JSON has sorted keys, no spaces and a newline at its end. Before the bytes of each tensor comes
-    a line ``name dtype d0,d1,...`` with the dtype's code in the safetensors format.
+    The JSON has sorted keys, no spaces and a newline at the end. A line ``name dtype d0,d1,...`` comes before the bytes
+    of each tensor; dtype is the code in the safetensors format.
     """
     total = hashlib.sha256(canonical(case_to_data(case)) + b"\n")
     for name, x in sorted((tensors or {}).items()):
@@ -53,7 +53,7 @@ def case_digest(case: Case, tensors: Mapping[str, NDArray] | None) -> str:
 
 
 def set_digest(contents: Mapping[str, str]) -> str:
-    """Return the SHA-256 over one line ``id digest`` for each case, sorted by id.
+    """Return the SHA-256 of a text with one line ``id digest`` for each case, sorted by id.
 
     >>> set_digest({})[:8]
     'e3b0c442'

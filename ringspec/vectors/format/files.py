@@ -1,6 +1,6 @@
 """Read plain files of an untrusted folder; write a folder or file completely or not at all.
 
-No link is followed: each part of a path must be a real folder and the last one a plain file. This is
+No link is followed: in a path, each part but the last must be a real folder, and the last a plain file. The kinds are
 checked before the file is opened and again when it is open. Sizes are checked before anything is read.
 """
 
@@ -28,7 +28,7 @@ AGAIN = "get the set again from its source"
 
 
 def read_plain(root: Path, name: str, limit: int) -> bytes:
-    """Read the bytes of ``root/name``, at most ``limit``; ``name`` has parts joined by '/'."""
+    """Return the bytes of the file ``root/name``, which may have at most ``limit`` bytes; ``name`` may contain '/'."""
     path = checked_path(root, name)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     # Opening a pipe would wait for a writer.
@@ -61,7 +61,7 @@ def read_plain(root: Path, name: str, limit: int) -> bytes:
 
 
 def read_listed(root: Path, name: str, size: int, digest: str) -> bytes:
-    """Read a file and check its size and SHA-256."""
+    """Return the bytes of a file; raise VectorError unless its size is ``size`` and its SHA-256 is ``digest``."""
     data = read_plain(root, name, size)
     if len(data) != size:
         raise VectorError(
@@ -82,7 +82,7 @@ def read_listed(root: Path, name: str, size: int, digest: str) -> bytes:
 
 
 def checked_path(root: Path, name: str) -> Path:
-    """Return the path ``root/name``; each part below root must be a real folder and the last one a plain file."""
+    """Return the path ``root/name``; raise VectorError unless it is a plain file in real folders below ``root``."""
     parts = name.split("/")
     if any(part in ("", ".", "..") or "\\" in part or ":" in part for part in parts):
         raise VectorError("a path inside the set", shown(name), AGAIN, code="path")
@@ -100,7 +100,7 @@ def checked_path(root: Path, name: str) -> Path:
 
 
 def reason(cause: Exception) -> str:
-    """Return the reason why a file cannot be read, without this machine's path."""
+    """Return the reason why a file cannot be read, without the path of the file."""
     return (getattr(cause, "strerror", None) or type(cause).__name__).lower()
 
 
@@ -113,7 +113,7 @@ def check_kind(mode: int, name: str, is_folder: bool) -> None:
 
 
 def check_listing(root: Path, listed: Collection[str]) -> None:
-    """Require that ``root`` contains exactly the listed files and their folders."""
+    """Raise VectorError unless ``root`` contains exactly the listed files and their folders."""
     files = set(listed)
     folders = {str(parent) for name in files for parent in Path(name).parents} - {"."}
     folders = {name.replace(os.sep, "/") for name in folders}
@@ -130,7 +130,7 @@ def check_listing(root: Path, listed: Collection[str]) -> None:
 
 
 def walk(root: Path, below: str) -> Iterator[tuple[str, int]]:
-    """Yield (name, mode) of everything in a folder; only real folders are entered, after they are yielded."""
+    """Yield (name, mode) of everything below a folder. Links are not followed; a folder comes before its contents."""
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:
@@ -175,7 +175,7 @@ def check_destination(path: Path) -> None:
 
 @contextlib.contextmanager
 def in_work(temporary: Path) -> Iterator[None]:
-    """Hold a file lock while the block runs; the system releases it if this process is killed."""
+    """Hold a file lock in a ``with`` statement; if this process is killed, the system releases the lock."""
     handle = os.open(temporary, os.O_RDONLY)
     try:
         if sys.platform != "win32":
@@ -186,7 +186,7 @@ def in_work(temporary: Path) -> Iterator[None]:
 
 
 def remove_left(path: Path) -> None:
-    """Remove unfinished folders next to ``path`` that killed processes left."""
+    """Remove the temporary folders next to ``path`` that killed processes left."""
     if sys.platform == "win32":  # the lock of another process is not visible there
         return
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
@@ -201,7 +201,7 @@ def remove_left(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a new temporary folder; it is renamed to ``path`` when the block ends, and removed if it raises."""
+    """Yield a temporary folder, for ``with``: it is renamed to ``path`` at the end, or removed after an error."""
     check_destination(path)
     remove_left(path)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent))
@@ -220,7 +220,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new temporary file; it is renamed to ``path`` when the block ends, and removed if it raises."""
+    """Yield a temporary file, for ``with``: it is renamed to ``path`` at the end, or removed after an error."""
     check_destination(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -259,7 +259,7 @@ def sync_folders(root: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Write the directory entries of a folder to the disk; nothing on Windows, which has no such call."""
+    """Write the directory entries of a folder to the disk; do nothing on Windows, which has no such call."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:

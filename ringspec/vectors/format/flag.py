@@ -1,4 +1,4 @@
-"""Flags: classes of bugs with their public reports.
+"""Flags: classes of bugs that golden cases detect, with public reports of these bugs.
 
 ``statuses`` says how well each report is confirmed: "fixed" (a fix was merged), "agreed" (the maintainers agreed;
 no merged fix is known), "code" (the bug is in the public source), "reported" (described with an analysis or a
@@ -15,9 +15,9 @@ SITE = "https://github.com/"
 
 @dataclass(frozen=True)
 class Flag:
-    """A class of bugs: its ``name``, ``bug_class`` in a few words, its ``effect`` in one sentence.
+    """A flag: its ``name``, the ``bug_class`` in a few words, and the ``effect`` of such bugs in one sentence.
 
-    ``reports`` are public addresses, ``statuses`` one of :data:`STATUSES` for each of them.
+    ``reports`` are the public addresses of reports; ``statuses`` has one of :data:`STATUSES` for each report.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Flag:
 
 
 def flag(name: str, bug_class: str, effect: str, *reports: str) -> Flag:
-    """A flag whose reports are written 'status path', with the path relative to :data:`SITE`."""
+    """Make a flag whose reports are written 'status path', with the path relative to :data:`SITE`."""
     pairs = [report.split(" ") for report in reports]
     addresses = tuple(SITE + path for _, path in pairs)
     return Flag(name, bug_class, effect, addresses, tuple(status for status, _ in pairs))

@@ -1,4 +1,4 @@
-"""flags.json: the explanations of the flags of a set's cases."""
+"""flags.json: the file of a set that explains each flag, that is, each class of bugs, that a case can have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_FLAGS_BYTES = 1 << 20
 
 
 def flags_from_json(text: str | bytes, what: str = "flags.json") -> Mapping[str, Flag]:
-    """Parse flags by name; raise :class:`~ringspec.errors.VectorError` if the text is not a valid flags.json."""
+    """Return the flags in a text by name; raise :class:`~ringspec.errors.VectorError` for an invalid flags.json."""
     data = parse(text, what, MAX_FLAGS_BYTES, code="flag-format")
     check_schema(data, "flags", what, code="flag-format")
     flags = {}

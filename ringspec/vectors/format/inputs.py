@@ -1,4 +1,4 @@
-"""Make the inputs of a case from their recipes; an implementation in any language gets the same bits.
+"""Make the inputs of a case from the recipes in its case.json; an implementation in any language gets the same bits.
 
 A random element is an integer times a power of two. The integers of a tensor come from its own SHAKE-128 stream
 (FIPS 202), ``SHAKE-128("ringspec|vectors|<seed>|<name>")``, read as little-endian 64-bit words, one for
@@ -48,7 +48,7 @@ def words(seed: str, name: str, count: int) -> NDArray[np.uint64]:
 
 
 def expected_names(case: Case) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of the inputs that a case must have, and of those that it may have."""
+    """Return the names of the inputs that a case must have, and the names of those that are optional."""
     if case.operation == "schedule":
         return frozenset(), frozenset()
     if case.operation == "merge":
@@ -65,7 +65,7 @@ def expected_names(case: Case) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def shape_of(case: Case, name: str) -> tuple[int, ...]:
-    """Return the shape of an input: from the shape of the case or, for inputs that may broadcast, from the recipe."""
+    """Return the shape of an input, from the shape of the case, or from the recipe if the input may be broadcast."""
     sizes, recipe = case.shape, case.inputs.tensors[name]
     if sizes is None:
         raise ShapeError("a case with a shape", "null", "give B, H, Hkv, Sq, Sk, D and Dv")
@@ -99,7 +99,7 @@ def shape_of(case: Case, name: str) -> tuple[int, ...]:
 
 
 def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int, ...]:
-    """Return ``shape``, which follows from the case; a recipe may give the same shape, but no other."""
+    """Return ``shape``, which follows from the case; raise an error if the recipe gives another shape."""
     if recipe.shape is not None and tuple(recipe.shape) != shape:
         raise ShapeError(
             f"{name} of shape {shape}", str(recipe.shape), f"leave the shape of {name} out"
@@ -108,10 +108,10 @@ def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int
 
 
 def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
-    """Return the axes to which the offsets ``head`` and ``shard`` of a recipe apply; None where an input has none.
+    """Return the axes to which a recipe's offsets ``head`` and ``shard`` apply; None if an input has no such axis.
 
-    The shard axis of q, k, v, dy and row data is the token axis; of bias, mask and keep, the key axis; of parts_o and
-    parts_lse, the first axis, which counts the parts.
+    The shard axis of q, k, v, dy and other per-token inputs is the token axis. That of bias, mask and keep is the key
+    axis. That of parts_o and parts_lse is the first axis, which counts the partial results.
     """
     if name in ("parts_o", "parts_lse"):
         return 2, 0
@@ -128,7 +128,7 @@ def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> 
     ``name``: the name of the input. ``shape``: any shape. ``seed`` selects the random words.
 
     Raises :class:`~ringspec.errors.OptionError` for an unknown name or a value of the recipe that is out of range, and
-    :class:`~ringspec.errors.ShapeError` if the tensor is too large or its given values have another shape.
+    :class:`~ringspec.errors.ShapeError` if the tensor is too large or the recipe's values have another shape.
 
     >>> recipe = TensorRecipe("uniform", bits=6, exponent=-4, head=8)
     >>> draw("q", (1, 2, 1, 3), recipe, "readme").ravel().tolist()
@@ -149,7 +149,7 @@ def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> 
 
 
 def made(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> NDArray:
-    """Make a tensor without applying its patches."""
+    """Make a tensor from its recipe, without applying the recipe's patches."""
     if recipe.kind == "values":
         return from_values(name, shape, recipe.values)
     if recipe.kind == "constant":
@@ -198,7 +198,7 @@ def along(x: NDArray[np.int64], axis: int, rank: int) -> NDArray[np.int64]:
 
 
 def offset_of(x: Any, bits: NDArray, what: str) -> int:
-    """Check that an offset is small enough for no sum to exceed int64, and return it."""
+    """Return an offset of a recipe; raise an error if it is so large that a sum could exceed int64."""
     largest = LARGEST_OFFSET // max(bits.size, 2**16)
     return in_range(x, -largest, largest, what)
 
@@ -216,7 +216,7 @@ def dtype_of(name: str) -> type:
 
 
 def from_values(name: str, shape: tuple[int, ...], values: Any) -> NDArray:
-    """Make an array of the given nested values, which must have the type of the tensor; nothing is converted."""
+    """Make an array of nested values, which must be booleans, integers or numbers, as the input ``name`` requires."""
     kinds = (bool,) if name in BOOLEANS else (int,) if name in INTEGERS else (int, float)
     check_kinds(values, kinds, name)
     x: NDArray | None
@@ -267,7 +267,7 @@ def apply_patch(x: NDArray, patch: Patch, name: str) -> None:
 
 
 def is_power_of_two(x: Any) -> bool:
-    """Tell whether float64 represents x as 2**n or -2**n."""
+    """Return whether ``x`` is 2**n or -2**n and a float64 number."""
     try:
         return type(x) in (int, float) and abs(math.frexp(x)[0]) == 0.5
     except OverflowError:  # an int beyond float64
@@ -275,7 +275,7 @@ def is_power_of_two(x: Any) -> bool:
 
 
 def chosen(entry: Any, length: int, name: str) -> slice:
-    """Convert one entry of a patch's ``at`` to a slice of its axis."""
+    """Convert one entry of a patch's ``at`` to a slice of the axis, which has the given ``length``."""
     if entry is None:
         return slice(None)
     start, stop = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
@@ -319,7 +319,7 @@ def inputs_of(case: Case) -> dict[str, NDArray]:
     In the case's input format: q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], parts_o
     [N, B, H, S, Dv]. In its statistics format: dlse, lse, delta [B, H, Sq], bias, sinks [H, N], parts_lse
     [N, B, H, S]. int64: segments, positions, bounds. bool: mask, keep. Raises
-    :class:`~ringspec.errors.OptionError` if a required input is missing or the operation does not have an input, and
+    :class:`~ringspec.errors.OptionError` if a required input is missing or the operation does not accept an input, and
     the errors of :func:`draw`.
     """
     must, may = expected_names(case)

@@ -1,8 +1,8 @@
-"""A strict parser for untrusted JSON, and a writer whose text form is unique.
+"""A strict parser for untrusted JSON, and a writer that writes equal data as equal bytes.
 
 The parser accepts UTF-8 of bounded length, depth and size of numbers. It refuses duplicate keys, NaN, infinity
-(also as 1e999) and text other than printable ASCII. Equal data are written as equal bytes. Schemas are in
-``schemas/`` (JSON Schema 2020-12) and are checked with the package jsonschema, which is loaded on first use.
+(also as 1e999) and text other than printable ASCII. The JSON schemas of the files are in ``schemas/`` (JSON Schema
+2020-12). Data are checked against them with the package jsonschema, which is loaded on first use.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parse(text: str | bytes, what: str, limit: int, *, code: str) -> Any:
 
 
 def check_items(data: Any, what: str, *, code: str) -> None:
-    """Refuse containers nested deeper than MAX_DEPTH and characters that are not allowed.
+    """Raise VectorError for containers nested deeper than MAX_DEPTH and for characters that are not allowed.
 
     The levels are visited one by one, not recursively.
     """
@@ -87,7 +87,7 @@ def check_schema(data: Any, schema: str, what: str, *, code: str) -> None:
 
 @functools.cache
 def validator(schema: str) -> Any:
-    """Make a validator that accepts only an int as an integer; JSON Schema itself also accepts 1.0."""
+    """Make a validator for a schema that accepts only ints as integers; JSON Schema itself also accepts 1.0."""
     # Imported here: loading jsonschema takes as long as loading ringspec, and only reading a set needs it.
     import jsonschema
 

@@ -50,7 +50,8 @@ class CaseEntry:
 class Manifest:
     """The content of manifest.json.
 
-    ``bytes``: total size of flags.json and the files of the cases. ``content``: digest of the digests of the cases.
+    ``bytes``: total size of flags.json and the files of the cases. ``content``: the digest that
+    :func:`~ringspec.vectors.format.digest.set_digest` computes from the content digests of the cases.
     """
 
     set: str
@@ -76,7 +77,7 @@ class Manifest:
 def make_manifest(
     name: str, set_version: str, spec_version: str, flags: FileEntry, cases: Mapping[str, CaseEntry]
 ) -> Manifest:
-    """Make the manifest of these files, with cases sorted by id."""
+    """Make the manifest of a set, with cases sorted by id."""
     sizes = [flags.bytes] + [file.bytes for case in cases.values() for file in case.files.values()]
     return Manifest(
         set=name,
@@ -108,8 +109,8 @@ def manifest_to_json(manifest: Manifest) -> str:
 def manifest_from_json(text: str | bytes, what: str = MANIFEST_FILE) -> Manifest:
     """Parse a manifest of at most 8 MiB and check its consistency.
 
-    Raises :class:`~ringspec.errors.VectorError`: 'manifest-version' for another major version of the
-    format, else 'manifest' or 'digest-content'.
+    Raises :class:`~ringspec.errors.VectorError`, with the code 'manifest-version' for another major version of the
+    format, 'digest-content' for a wrong content digest, and 'manifest' for anything else.
     """
     data = parse(text, what, MAX_MANIFEST_BYTES, code="manifest")
     check_version(data, what)
@@ -126,7 +127,7 @@ def manifest_from_json(text: str | bytes, what: str = MANIFEST_FILE) -> Manifest
 
 
 def check_version(data: Any, what: str) -> None:
-    """Check the version. This comes before the schema, because another major version may have other keys."""
+    """Check the version of the format, before the schema, because another major version may have other keys."""
     version = data.get("format_version") if isinstance(data, dict) else None
     if not isinstance(version, str):
         return  # the check of the schema reports it

@@ -1,6 +1,6 @@
 """The capabilities that a case requires of an implementation, as data.
 
-All of them are computed from the case, so that its author cannot forget one.
+They are computed from the case, so that the author of a case cannot forget one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def requires(case: Case) -> dict[str, Any]:
     ``operation``, ``passes``; of a ring: ``workers``, ``layout``, ``circulation``, ``direction``,
     ``tokens_per_worker`` (n_q, n_k; padding slots count); ``inputs``, ``outputs``, ``statistics``:
     names of formats; ``batch``, ``heads``, ``head_ratio`` (H / Hkv), ``head_dim``, ``value_dim``,
-    ``lengths`` (Sq, Sk); ``parts`` (merge); ``masks`` and ``features``: sorted names. A key that
-    makes no sense for the operation is left out.
+    ``lengths`` (Sq, Sk); of a merge: ``parts``, the number of partial results; ``masks`` and ``features``: sorted
+    names. Keys that do not apply to the operation are omitted.
     """
     needs: dict[str, Any] = {"operation": case.operation, "passes": case.passes}
     if case.ring is not None:
@@ -70,7 +70,7 @@ def ring_needs(case: Case, ring: Ring) -> dict[str, Any]:
 
 
 def has_padding(case: Case) -> bool:
-    """Tell whether some slot of some worker is padding."""
+    """Return whether any slot of any worker is padding."""
     if case.ring is None or case.shape is None:
         return False
     held = [n * case.ring.workers for n in slots(case, case.ring)]

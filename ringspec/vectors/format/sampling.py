@@ -1,9 +1,10 @@
-"""Sample sixteen rows of each worker, which cases at kernel shapes store instead of whole tensors.
+"""Sample sixteen rows of each worker, which large cases store instead of whole tensors.
 
-The rows depend only on the id of the case and on its layout. The candidates of worker r are its rows (b, h, slot) in
-C order, without padding slots. Each candidate has one 64-bit word of the stream named ``rows.q.<r>`` (or
-``rows.k.<r>``), seeded with the id. The sample contains, of the rows in the worker's first slot, the one with the
-smallest word; the same for its last slot; and the remaining rows with the smallest words. It is in C order.
+The sample depends only on the id and the layout of the case. The candidates of worker r are all its rows (b, h, slot),
+without padding slots, in C order. Each candidate gets one 64-bit word of the random stream named ``rows.q.<r>`` (or
+``rows.k.<r>``), which is seeded with the id. The sample contains the row with the smallest word in the worker's first
+slot, and the row with the smallest word in its last slot. It is filled up to sixteen rows with those that have the
+smallest words of all others. The sampled rows are stored in C order.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LARGEST_WHOLE = 4096
 def rows_of(
     id: str, side: str, table: NDArray[np.int64], batch: int, heads: int
 ) -> NDArray[np.int64]:
-    """Choose the rows to sample: their (b, h, slot), int64 [W, 16, 3]; ``side`` is "q" or "k".
+    """Return (b, h, slot) of the rows to sample, int64 [W, 16, 3]; ``side`` is "q" or "k".
 
     >>> rows_of("ring/example", "q", np.arange(32).reshape(1, 32), 1, 2)[0, ::5].tolist()
     [[0, 0, 0], [0, 0, 11], [0, 1, 3], [0, 1, 29]]
@@ -55,7 +56,7 @@ def rows_of_worker(
 
 
 def sample(id: str, whole: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return the parts of the whole tensors that a case with the storage "sampled" stores; no inputs are among them."""
+    """Return what a case with the storage "sampled" stores of its ``whole`` tensors; inputs are not stored."""
     kept: dict[str, NDArray] = {}
     for side in "qk":
         of_side = [name for name in whole if side_of(name) == side]
@@ -72,7 +73,7 @@ def sample(id: str, whole: Mapping[str, NDArray]) -> dict[str, NDArray]:
 
 
 def side_of(name: str) -> str | None:
-    """Return whether a tensor has rows for queries or for keys; None for neither."""
+    """Return "q" if a tensor has a row for each query, "k" if it has a row for each key, else None."""
     group, _, rest = name.partition(".")
     tensor = rest.partition(".")[0]
     if group not in ("out", "scale"):

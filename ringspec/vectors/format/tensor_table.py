@@ -1,6 +1,6 @@
 """The table of a case's tensors: name, dtype and shape of each, derived only from case.json.
 
-``docs/vectors`` describes the same table. Sets are compared with it when they are written and when they are
+``docs/vectors`` describes the same table. Sets are compared with the table when they are written and when they are
 checked, so that a reader in another language can rely on the names and shapes.
 """
 
@@ -24,7 +24,7 @@ Axes = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """The dtype of a tensor, as its ``code`` in the safetensors format, and its axes (None: any length)."""
+    """The dtype of a tensor, as a ``code`` of the safetensors format, and the lengths of its ``axes`` (None: any)."""
 
     code: str
     axes: Axes
@@ -32,9 +32,9 @@ class Entry:
 
 
 def whole_tensors(case: Case) -> dict[str, Entry]:
-    """Return every tensor of a case, unsampled: inputs, expected values, row scales, layouts.
+    """Return the entries of all tensors of a case, in full: inputs, expected values, row scales, layouts.
 
-    ``digests`` of a case name tensors of this table.
+    The names in ``digests`` of a case are names of this table.
     """
     if case.operation == "schedule":
         return dict(schedule_tables(case))
@@ -50,7 +50,7 @@ def whole_tensors(case: Case) -> dict[str, Entry]:
 
 
 def stored_tensors(case: Case) -> dict[str, Entry]:
-    """Return the tensors in a case's file, by its storage: none, all, or 16 rows of each worker."""
+    """Return the entries of the tensors that a case's file holds: none, all, or 16 rows of each worker."""
     if case.storage == "digests":
         return {}
     table = whole_tensors(case)
@@ -105,7 +105,7 @@ def by_pass(case: Case, workers: Axes, n_q: int | None, n_k: int | None) -> dict
 
 
 def expected_values(case: Case, name: str, axes: Axes) -> dict[str, Entry]:
-    """Return the entries of one expected tensor: float64 and, if it differs, the format of the case."""
+    """Return the entries of one expected tensor: in float64 and, if that is another format, in the case's format."""
     formats = case.formats
     assert formats is not None  # check_case: only a schedule has none
     of_rows = name in ("lse", "dsinks", "dsinks_sum")
@@ -147,7 +147,7 @@ def dealt(ring: Ring, length: int, starts: tuple[int, ...]) -> int:
 
 
 def sampled(case: Case, table: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """Return the sampled rows (b, h, slot) of each worker and the tensors at these rows; sums and layouts are whole."""
+    """Return the entries of a sampled case: the sampled rows, the tensors at these rows, and whole sums and layouts."""
     workers = workers_of(case)
     sides = {"o": "q", "lse": "q", "dq": "q", "dk": "k", "dv": "k"}
     for side in sorted({sides[name] for name in results(case) if name in sides}):
@@ -165,7 +165,7 @@ def sampled(case: Case, table: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
 
 
 def check_tensors(case: Case, tensors: Mapping[str, NDArray]) -> None:
-    """Raise :class:`~ringspec.errors.VectorError` unless these are the case's tensors."""
+    """Raise :class:`~ringspec.errors.VectorError` unless ``tensors`` have the names, dtypes and shapes of the table."""
     table = stored_tensors(case)
     missing = {name for name, entry in table.items() if not entry.optional} - set(tensors)
     if missing or set(tensors) - set(table):
@@ -184,7 +184,7 @@ def check_tensors(case: Case, tensors: Mapping[str, NDArray]) -> None:
 
 
 def check_digest_names(case: Case) -> None:
-    """Require that every input and expected value has a digest, and that no other name has one."""
+    """Raise VectorError unless every input and every expected value, and no other name, has a digest."""
     if case.storage == "full":
         return
     table = whole_tensors(case)

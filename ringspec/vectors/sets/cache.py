@@ -1,8 +1,8 @@
-"""Whole tensors that a set does not store: derived on first use, then kept in a cache.
+"""Whole tensors that a set does not store: they are derived on first use and then kept in a cache.
 
-The set has a SHA-256 of each such tensor. Derived tensors and tensors read from the user's cache folder
+The set has a SHA-256 of each such tensor. Derived tensors and tensors read from the cache folder
 are checked against these digests; if a file in the cache is damaged, its tensors are derived again. Inputs are
-not kept, because making them is faster than reading them.
+not cached, because making them is faster than reading them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Materialised:
-    """The result of :func:`materialise`: the number of cases in ``folder``, those newly ``derived``, and bytes."""
+    """The result of :func:`materialise`.
+
+    ``folder``: the cache. ``cases``: number of cases that are now in the cache. ``derived``: number of cases that were
+    not there before. ``bytes``: total size of the files of all these cases.
+    """
 
     folder: Path
     cases: int
@@ -51,7 +55,7 @@ def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 def cached_file(folder: Path, vectors: VectorSet, id: str) -> Path:
-    """Return the path of a case's cache file, which is unique for the set, its version and the content digest."""
+    """Return the path of a case's cache file, made from set, set version and the content digest of the case."""
     content = vectors.entry(id).content
     return folder / "vectors" / vectors.name / vectors.set_version / f"{content}.safetensors"
 
@@ -61,9 +65,9 @@ def tensors_of(
 ) -> Tensors:
     """Return the whole tensors of the case ``id`` of a set: ``in.*``, ``out.*``, ``layout.*``, ``position.*``.
 
-    Row scales ``scale.*`` are included unless the storage is "digests". Tensors that ``vectors`` does not store
-    are read from the cache in ``cache_dir`` (None: the user's), or are derived and kept there. Raises
-    :class:`~ringspec.errors.VectorError` if derived bytes do not have the digests of the case.
+    Row scales ``scale.*`` are included unless the storage is "digests". Tensors that ``vectors`` does not store are
+    read from the cache folder ``cache_dir`` (None: see :func:`cache_folder`), or derived and written to this folder.
+    Raises :class:`~ringspec.errors.VectorError` if derived bytes do not have the digests of the case.
     """
     case = vectors.case(id)
     if case.storage == "full":
@@ -85,10 +89,10 @@ def materialise(
     only: str | None = None,
     progress: Progress | None = None,
 ) -> Materialised:
-    """Fill the cache with the expected values of all cases for which a set does not store them.
+    """Derive the expected values that a set does not store, and write them to the cache.
 
     Cases already in the cache are checked by their digests and not derived again, so that a repeated call
-    continues an interrupted one. ``name`` as in ``open_set``; ``cache_dir``: None is
+    continues an interrupted one. ``name`` is as in ``open_set``; ``cache_dir`` None is
     $RINGSPEC_CACHE_DIR, or the user's cache folder; ``jobs`` processes work at the same time; ``only`` is a
     pattern of ids; ``progress(done, total, id)`` is called after each case. Raises
     :class:`~ringspec.errors.VectorError` if derived bytes do not have the digests of the case.
@@ -122,7 +126,7 @@ def provide(item: tuple[VectorSet, str, Path]) -> tuple[bool, int]:
 
 
 def derive_and_keep(file: Path, case: Case) -> Tensors:
-    """Derive the tensors for which the set has digests, check them, and write all or none."""
+    """Derive the tensors for which the set has digests, check their digests, and write all or none to ``file``."""
     scales = any(name.startswith("scale.") for name in case.digests)
     whole = tensors_of_case(case, scales=scales)
     check_pinned(case, whole)
@@ -137,7 +141,7 @@ def kept_names(case: Case) -> list[str]:
 
 
 def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
-    """Raise VectorError unless each tensor has its digest in the case."""
+    """Raise VectorError if a tensor does not have the digest that the case has for its name."""
     wrong = [
         name
         for name, x in tensors.items()
@@ -153,7 +157,7 @@ def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
 
 
 def read_kept(file: Path, case: Case) -> Tensors | None:
-    """Return the tensors of a case from the cache; None unless all are there with the correct digests."""
+    """Return the tensors of a case from the cache; None unless all are in the cache with the correct digests."""
     names = kept_names(case)
     table = whole_tensors(case)
     try:
@@ -174,7 +178,7 @@ def read_kept(file: Path, case: Case) -> Tensors | None:
 
 
 def largest_file(case: Case) -> int:
-    """Return the largest size of a cache file, from the case's tensor table; larger files are not read."""
+    """Return the largest size in bytes that a case's cache file can have; larger files are not read."""
     total = 8 + MAX_HEADER
     for entry in whole_tensors(case).values():
         size = DTYPES[entry.code].itemsize

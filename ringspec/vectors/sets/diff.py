@@ -20,7 +20,7 @@ from ringspec.vectors.sets.stored import VectorSet
 
 @dataclass(frozen=True)
 class FieldChange:
-    """A changed entry of a case.json: its old and new JSON text, None if absent."""
+    """A changed entry of a case.json, at ``path``: the ``old`` and the ``new`` JSON text, None if absent."""
 
     path: str
     old: str | None
@@ -31,9 +31,9 @@ class FieldChange:
 class TensorChange:
     """A tensor that differs.
 
-    ``kind``: "added", "removed", "reshaped" (another dtype or shape) or "values". For "values", ``elements`` of
+    ``kind``: "added", "removed", "reshaped" (another dtype or shape) or "values". For "values", ``elements`` of the
     ``size`` elements differ in their bits, by at most ``largest``. For floats, ``largest`` counts the steps between
-    neighbouring numbers of the format (0: a zero changed its sign); for integers and booleans it is the difference.
+    neighbouring numbers of the format (0: a zero changed its sign); for integers and booleans, it is the difference.
     """
 
     name: str
@@ -68,7 +68,7 @@ class SetDiff:
 
     @property
     def equal(self) -> bool:
-        """Tell whether the two sets are equal."""
+        """Whether the two sets are equal."""
         return not (self.added or self.removed or self.changed or self.versions or self.flags)
 
 
@@ -113,7 +113,7 @@ def diff_case(
     new: Case,
     new_tensors: Mapping[str, NDArray],
 ) -> CaseChange:
-    """Compare two cases, the texts field by field and the stored tensors bit by bit."""
+    """Compare two versions of a case: case.json field by field, and the stored tensors bit by bit."""
     fields = tuple(diff_data(case_to_data(old), case_to_data(new), ""))
     tensors = []
     for name in sorted(set(old_tensors) | set(new_tensors)):
@@ -124,7 +124,7 @@ def diff_case(
 
 
 def diff_data(old: Any, new: Any, path: str) -> Iterator[FieldChange]:
-    """Return the entries in which two JSON values differ; a list counts as one entry."""
+    """Yield the entries in which two JSON values differ; a list counts as one entry."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted(set(old) | set(new)):
             below = f"{path}/{name}" if path else name
@@ -179,14 +179,14 @@ def raw(x: NDArray) -> NDArray:
 
 
 def steps(x: NDArray) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Return the sign of each float, and the number of steps between numbers of its format from 0 to |x|."""
+    """Return whether each float is negative, and its distance from 0, counted in numbers of its format."""
     pattern, width = bits(x).astype(np.uint64), 8 * x.dtype.itemsize
     sign = np.uint64(1 << (width - 1))
     return (pattern & sign) != 0, pattern & ~sign
 
 
 def magnitude(x: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Return the sign and absolute value of each integer, in uint64, which can represent that of -2**63."""
+    """Return whether each integer is negative, and its absolute value as uint64, in which 2**63 fits."""
     negative = x < 0
     pattern = x.view(np.uint64)
     return negative, np.where(negative, ~pattern + np.uint64(1), pattern)
@@ -196,7 +196,7 @@ def largest_distance(
     old: tuple[NDArray[np.bool_], NDArray[np.uint64]],
     new: tuple[NDArray[np.bool_], NDArray[np.uint64]],
 ) -> int:
-    """Return the largest difference of two arrays given by sign and absolute value; below 2**64."""
+    """Return the largest difference of two arrays, each given as (negative, absolute value); it is below 2**64."""
     (sign_old, size_old), (sign_new, size_new) = old, new
     same = np.maximum(size_old, size_new) - np.minimum(size_old, size_new)
     return int(np.where(sign_old == sign_new, same, size_old + size_new).max(initial=0))

@@ -51,10 +51,10 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class VectorSet:
-    """The set in the folder ``path``. Iterating over it gives its cases, sorted by id, including withdrawn ones.
+    """The set of golden cases in the folder ``path``; iterating over a set gives its cases, sorted by id.
 
-    Files are checked when they are read. ``manifest``: the content of manifest.json. ``Case.withdrawn`` says whether a
-    case is withdrawn.
+    Withdrawn cases are included; ``Case.withdrawn`` says whether a case is withdrawn. Files are checked when they are
+    read. ``manifest``: the content of manifest.json.
     """
 
     path: Path
@@ -115,7 +115,7 @@ class VectorSet:
 
     @cached_property
     def flags(self) -> Mapping[str, Flag]:
-        """The flags that cases of the set can have, explained, by name."""
+        """The flags (classes of bugs) that cases of the set can have, by name, with explanations."""
         listed = self.manifest.flags
         data = read_listed(self.path, FLAGS_FILE, listed.bytes, listed.sha256)
         return flags_from_json(data)
@@ -125,7 +125,7 @@ def open_set(name: str | os.PathLike[str]) -> VectorSet:
     """Open the set "core" or "kernel" of this package, or the set in the folder ``name``; only the manifest is read.
 
     To open a folder that is called "core", pass "./core".
-    Raises :class:`~ringspec.errors.VectorError` if there is no such folder or it is not a set.
+    Raises :class:`~ringspec.errors.VectorError` if there is no such folder or the folder is not a set.
     """
     path = DATA / name if isinstance(name, str) and name in SETS else path_of(name)
     if not os.path.isdir(path):
@@ -148,7 +148,7 @@ def path_of(name: object) -> Path:
 def check_set(path: str | os.PathLike[str], progress: Progress | None = None) -> VectorSet:
     """Check each file, case, tensor shape and digest of a set, and return the set. Values are not recomputed.
 
-    ``path``: as in :func:`open_set`. ``progress(done, total, id)`` is called after each case. Raises
+    ``path`` is the ``name`` of :func:`open_set`. ``progress(done, total, id)`` is called after each case. Raises
     a subclass of :class:`~ringspec.errors.RingspecError` for the first fault. Only one case is in memory
     at a time.
     """
@@ -175,10 +175,10 @@ def write_set(
 ) -> VectorSet:
     """Write a new set to the folder ``path``, which appears only when the set is complete.
 
-    ``name`` and ``set_version`` are written to the manifest, ``flags`` to flags.json. ``entries``: the cases with their
-    tensors, possibly a generator, written one by one; the bytes of the set do not depend on their order.
-    ``spec_version`` defaults to that of this package. Raises :class:`~ringspec.errors.OptionError` if ``path`` exists, and
-    :class:`~ringspec.errors.VectorError` for content that a reader would refuse.
+    ``name`` and ``set_version`` are written to the manifest, ``flags`` to flags.json. ``entries`` yields the cases with
+    their tensors, which are written one by one; the bytes of the set do not depend on the order of the cases.
+    ``spec_version`` defaults to that of this package. Raises :class:`~ringspec.errors.OptionError` if ``path`` exists,
+    and :class:`~ringspec.errors.VectorError` for content that a reader would refuse.
     """
     target = path_of(path)
     check_names(name, set_version)
