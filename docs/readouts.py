@@ -1,0 +1,46 @@
+"""Write what ``ringspec explain`` says of each known bug, for the bugs' pages.
+
+    python docs/readouts.py
+
+runs each bug as a kernel, in the first recipe in which it fails a case, and writes the sentences by bug to
+docs/conform/readouts.json. Takes about ten minutes on one core.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget
+from ringspec.conformance.run.explain import explain_target
+
+STORED = Path(__file__).parent / "conform" / "readouts.json"
+
+
+def sentences_of(mutant: Mutant) -> list[str]:
+    """What a bug computes, in sentences; none if it does not show in readouts, or not everything is explained."""
+    if not mutant.kills:
+        return []
+    with np.errstate(all="ignore"):
+        found = explain_target(MutantTarget(mutant, next(iter(mutant.kills))))
+    whole = found.wrong and len(found.told.explained) == found.wrong
+    return list(found.told.sentences) if whole else []
+
+
+@cache
+def told() -> dict[str, list[str]]:
+    """The stored sentences by bug."""
+    found: dict[str, list[str]] = json.loads(STORED.read_text(encoding="utf-8"))
+    return found
+
+
+def main() -> None:
+    made = {mutant.id: sentences_of(mutant) for mutant in MUTANTS.values()}
+    explained = {id: sentences for id, sentences in made.items() if sentences}
+    STORED.write_text(json.dumps(explained, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(explained)} of {len(MUTANTS)} bugs are explained")
+
+
+if __name__ == "__main__":
+    main()
