@@ -86,18 +86,18 @@ def test_two_kernels_without_a_fault_are_right():
     assert explain_target(Dense()).right
 
 
+def slow(*parameters):
+    return pytest.param(*parameters, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "faults, words",
     [
         ({"shown": hidden_where_both_are_3_mod_5}, "the scores are not computed"),
-        pytest.param(
-            {"shown": shown_beside_the_diagonal_in_odd_rows},
-            "the mask does not hide what it should hide",
-            marks=pytest.mark.slow,
-        ),
+        slow({"shown": shown_beside_the_diagonal_in_odd_rows}, "the mask does not hide what it should hide"),
         ({"times": lambda causal, i, j: np.where((i < 4) | (j >= 4), 1, 2)}, "scores are too large by a factor of 2"),
-        ({"shown_to_dv": hidden_where_both_are_3_mod_5}, "dk and dv are lost"),
-        ({"shown_to_dv": shown_beside_the_diagonal_in_odd_rows}, "(for dk and dv alone)"),
+        slow({"shown_to_dv": hidden_where_both_are_3_mod_5}, "dk and dv are lost"),
+        slow({"shown_to_dv": shown_beside_the_diagonal_in_odd_rows}, "(for dk and dv alone)"),
     ],
     ids=["hidden", "shown", "scores", "lost", "shown-to-dv"],
 )  # fmt: skip
@@ -159,7 +159,7 @@ def test_words_for_pairs_that_a_ring_does_not_have_name_nothing(words):
     assert place_named(geometry, "forward", masks_of(geometry)[0].pattern, words, False) is None
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("layout", ["contiguous", pytest.param("zigzag", marks=pytest.mark.slow)])
 def test_a_problem_in_whole_tiles_has_the_results_of_the_problem(layout):
     in_tiles = dataclasses.replace(
         Dense.capabilities, layouts=(layout,), tokens_multiple=128, head_dims=(64, 128)

@@ -246,7 +246,7 @@ def test_the_page_of_a_bug_has_what_explain_says_of_it(module_of):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "id", ["dkv-not-home", "window-ignored", "gqa-not-summed", "merge-averages"]
+    "id", ["dkv-not-home", "window-per-block", "gqa-not-summed", "merge-averages"]
 )
 def test_explain_still_says_what_the_page_of_a_bug_has(module_of, id):
     assert module_of("readouts").sentences_of(MUTANTS[id]) == module_of("readouts").told()[id]

@@ -21,7 +21,7 @@ NOT_PROVED = "a change that gives the numbers of this readout was found, but it 
 
 
 def read_proven(
-    problem: Problem, outputs: Sequence[Outputs], earlier: Sequence[Reading]
+    problem: Problem, outputs: Sequence[Outputs], earlier: Sequence[Reading] = ()
 ) -> Reading:
     """Read the results of a problem's two calls. Faults of ``earlier`` readings come first, if they explain these, too."""
     outputs = problem.results(outputs)
