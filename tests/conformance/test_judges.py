@@ -106,7 +106,7 @@ HOSTILE = """
 ACTS = {
     "os._exit(3)": "exit status 3",
     "everywhere(b'\\x80\\x05.\\n')": "not JSON",
-    "everywhere(b'{}\\n')": "a case in",
+    "everywhere(b'{}\\n')": "the kind 'case' in",
     "os.kill(os.getpid(), 9)": "SIGKILL",
 }
 

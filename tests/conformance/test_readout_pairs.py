@@ -95,7 +95,7 @@ def slow(*parameters):
     [
         ({"shown": hidden_where_both_are_3_mod_5}, "the scores are not computed"),
         slow({"shown": shown_beside_the_diagonal_in_odd_rows}, "the mask does not hide what it should hide"),
-        ({"times": lambda causal, i, j: np.where((i < 4) | (j >= 4), 1, 2)}, "scores are too large by a factor of 2"),
+        slow({"times": lambda causal, i, j: np.where((i < 4) | (j >= 4), 1, 2)}, "scores are too large by a factor of 2"),
         slow({"shown_to_dv": hidden_where_both_are_3_mod_5}, "dk and dv are lost"),
         slow({"shown_to_dv": shown_beside_the_diagonal_in_odd_rows}, "(for dk and dv alone)"),
     ],
@@ -174,6 +174,7 @@ def test_a_problem_in_whole_tiles_has_the_results_of_the_problem(layout):
             np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_a_kernel_with_large_tiles_is_read():
     class Tiled(Dense):
         capabilities = dataclasses.replace(

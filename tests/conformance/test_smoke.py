@@ -37,7 +37,8 @@ def test_smoke_fails_a_kernel_of_whole_tiles_that_is_wrong_from_three_workers_on
     claims = {"workers": (2, 3, 4), "tokens_multiple": 128, "layouts": ("contiguous",)}
     assert outcome_in_smoke(wrong_from(9, **claims)) == (0, set())
     code, failed = outcome_in_smoke(wrong_from(3, **claims))
-    assert code == 1 and failed == {"kernel-shape/float32-w4"}
+    readouts = {f"readout/{mask}-contiguous-kv" for mask in ("causal", "full")}
+    assert code == 1 and failed == {"kernel-shape/float32-w4", *readouts}
 
 
 def test_every_case_of_smoke_is_in_core():

@@ -153,7 +153,7 @@ def bounds_of(queries: int, lows: Sequence[int], highs: Sequence[int]) -> Terms:
 
 
 def document_lengths(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return packings into documents: the first one has a boundary length, one is empty, or tokens are left over."""
+    """Return packings: the first document has a boundary length, a document is empty, or some tokens are in no document."""
     n_q, n_k = queries // workers, keys // workers
     found: list[Terms] = []
     for step in (-1, 0, 1):

@@ -73,7 +73,7 @@ class Candidate:
 
     @property
     def how(self) -> str:
-        """The variant and the way of the suspect in words; '' for a mutant without variant in the usual way."""
+        """How the suspect differs from its mutant, in words; '' if it is the mutant itself."""
         return "" if self.suspect is None else self.suspect.told()
 
 
@@ -226,7 +226,7 @@ def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]
 
 
 def supposed(views: Sequence[View], one: Candidate) -> bool:
-    """Tell whether some call has what the title of the candidate's mutant takes for granted, for example a mask."""
+    """Tell whether some call has what the bug needs, for example a mask."""
     return one.mutant is not None and any(one.mutant.supposes(view.call) for view in views)
 
 
@@ -365,8 +365,8 @@ def by_rounding(
 
     This test decides if the correct program fits as well. A distance is then the part of the results' deviation from
     the correct program that a suspect leaves unexplained; the correct program has distance 1. Rounding bugs are tried
-    in every variant. Each suspect is tried with partial results merged as they are and normalised, and is compared with
-    the correct program that merges in the same way.
+    in every variant. Each suspect is tried twice, merging unnormalised and normalised partial results, and is compared
+    with the correct program that merges in the same way.
     """
     forms = [
         Suspect(one.mutant, form)

@@ -44,6 +44,7 @@ GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse as they are before this."
 STORED = ("o_tokens", "o_to", *components("lse_row"), "lse_out", "o_times")
 HALF = 0.5  # a kind is tried in the very pairs that it explains if these are at least so many of the wrong ones
+NOTHING = 0.05  # a smaller factor cannot be told from 0 in every pair
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
 SECONDS = 2.5  # processor time for one pass of one problem
 MOST_WHOLE, MOST_PARTIAL = (
@@ -747,6 +748,12 @@ def part_of(faults: Sequence[Fault], others: Sequence[Fault]) -> bool:
     )
 
 
+def loses(value: object) -> bool:
+    """Tell whether a factor leaves nothing, or next to nothing, of a share somewhere."""
+    factors = np.asarray(value)
+    return factors.dtype.kind == "f" and bool((np.abs(factors) < NOTHING).any())
+
+
 def cost(chain: Chain) -> float:
     return sum(fault.cost for fault in chain[0])
 
@@ -767,7 +774,7 @@ def holds(
     without = predict(composed(base, [one for one in faults if one is not fault]))
     if any((x & ~match.equal[name]).any() for name, x in without.equal.items()):
         return False
-    if 0.0 in (value for _, value in fault.kind.changes if isinstance(value, float)):
+    if any(loses(value) for _, value in fault.kind.changes):
         # As long as something is unexplained elsewhere, what is missing here may have been moved there.
         names = matrices(fault.kind) if fault.phase == "backward" else tuple(match.ours)
         if not all(match.equal[name].all() for name in names):

@@ -75,7 +75,7 @@ def coins(threshold: int, *shape: int, patches: tuple[Patch, ...] = ()) -> Tenso
 
 
 def bias_of(*shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
-    """Return the recipe of a random bias around 0, with another mean for each head and each quarter of the keys."""
+    """Return the recipe of a random bias around 0, with a different mean for each head and each quarter of the keys."""
     return numbers(8, -7, shape, head=24, shard=20, shards=4, patches=patches)
 
 

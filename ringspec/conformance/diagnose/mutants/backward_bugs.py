@@ -102,7 +102,7 @@ def heads_as_many_as_tokens(call: Call) -> bool:
 
 
 def times(dq: float = 0.0, dk: float = 0.0) -> Products:
-    """Make tile products whose dq and dk are multiplied by additional powers of the scale, ``dq`` and ``dk``."""
+    """Make tile products whose results for dq and dk are multiplied by scale**``dq`` and scale**``dk``."""
 
     def scaled(
         kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe

@@ -45,7 +45,7 @@ from ringspec.spec.online_softmax import SoftmaxState
 
 
 def triangle_on_every_step(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Mask every block that has a visible pair with the triangle of the diagonal block."""
+    """Apply the triangle of the diagonal block to every block that has a visible pair."""
     allowed = mask(at, rows, columns, terms)
     if at.own or not allowed.any():
         return allowed
