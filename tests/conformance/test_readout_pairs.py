@@ -150,6 +150,9 @@ def test_pairs_are_listed_in_words_that_name_the_same_pairs():
         "in head 4, for the pairs of query 0 with key 0",
         "in the blocks of nobody, for the pairs of query 0 with key 0",
         "for the pairs of",
+        "for the pairs of queries 0-999999999 with key 0",
+        "for the pairs of queries 3-1 with key 0",
+        "for the pairs of query - with key 0",
     ],
 )
 def test_words_for_pairs_that_a_ring_does_not_have_name_nothing(words):
@@ -159,7 +162,8 @@ def test_words_for_pairs_that_a_ring_does_not_have_name_nothing(words):
     assert place_named(geometry, "forward", masks_of(geometry)[0].pattern, words, False) is None
 
 
-@pytest.mark.parametrize("layout", ["contiguous", pytest.param("zigzag", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
 def test_a_problem_in_whole_tiles_has_the_results_of_the_problem(layout):
     in_tiles = dataclasses.replace(
         Dense.capabilities, layouts=(layout,), tokens_multiple=128, head_dims=(64, 128)

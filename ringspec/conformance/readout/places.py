@@ -18,6 +18,7 @@ LISTED = "in the blocks (queries of worker, keys of worker)"
 MOST_RECTANGLES = 12
 PAIRS = "for the pairs of"  # of slots in a block, counted from 0
 RECTANGLE = re.compile(r"(?:query|queries) (?P<queries>[\d, -]+) with keys? (?P<keys>[\d, -]+)")
+RUN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 GROUP = re.compile(
     rf"((?P<blocks>(?!in heads? \d).+?), )?(in heads? (?P<heads>[\d, -]+), )?{PAIRS} (?P<rectangles>.+)"
 )
@@ -333,13 +334,19 @@ def counted(one: str, many: str, numbers: Sequence[int]) -> str:
     return f"{noun} " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def numbers_of(text: str) -> list[int]:
-    """Return the numbers in what :func:`counted` writes after the noun."""
+def numbers_of(text: str, end: int) -> list[int] | None:
+    """Return the numbers in what :func:`counted` writes after the noun; None if they are not all below ``end``.
+
+    The text may come from a file.
+    """
     found: list[int] = []
     for run in text.split(", "):
-        first, _, last = run.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        parsed = RUN.fullmatch(run)
+        if parsed is None or max(map(int, parsed.groups("0"))) >= end:
+            return None
+        first, last = int(parsed[1]), int(parsed[2] or parsed[1])
+        found += range(first, last + 1)
+    return found or None
 
 
 def pairs_named(geometry: Geometry, phase: str, visible: Booleans, words: str) -> Place | None:
@@ -351,15 +358,15 @@ def pairs_named(geometry: Geometry, phase: str, visible: Booleans, words: str) -
         if parsed is None:
             return None
         place = place_named(geometry, phase, visible, parsed["blocks"] or "", False)
-        heads = numbers_of(parsed["heads"]) if parsed["heads"] else range(H)
-        if place is None or max(heads) >= H:
+        heads = numbers_of(parsed["heads"], H) if parsed["heads"] else list(range(H))
+        if place is None or heads is None:
             return None
         for rectangle in RECTANGLE.finditer(parsed["rectangles"].replace(" and ", "; ")):
-            rows, keys = numbers_of(rectangle["queries"]), numbers_of(rectangle["keys"])
-            if max(rows) >= n or max(keys) >= n:
+            rows, keys = numbers_of(rectangle["queries"], n), numbers_of(rectangle["keys"], n)
+            if rows is None or keys is None:
                 return None
             part = np.zeros((H, n, n), bool)
-            part[np.ix_(list(heads), rows, keys)] = True
+            part[np.ix_(heads, rows, keys)] = True
             table |= place.table & part
     return Place(words, table, 1.6)
 
