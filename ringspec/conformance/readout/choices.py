@@ -58,7 +58,7 @@ DS_FORMS = (
 )
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
-    "hidden_merge", "started", "dy_ones", "turned", "stays", "o_tokens", "adds", "dq_of_group",
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "dq_of_group",
 )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ class Choices:
     Workers:  ``o_to``, [a]  worker that stores the results; ``o_times``  factor on o; ``finish``, ``lse_out``  how o and lse
               are completed; ``exchanged``  whether dk and dv are exchanged
     All:      ``o_tokens``  layout by which the tokens of o are put in order; ``stays``  which of 'l', 'm', 'o' a Q ring does
-              not send, 'n': the running lse, 'no m': m is 0 on arrival; ``hidden_merge``  whether blocks without a visible
+              not send, 'n': the running lse; ``resets``  which of 'l', 'm', 'o' is 0 on arrival; ``hidden_merge``  whether blocks without a visible
               pair are merged; ``started``  whether the running softmax starts with l = 1; ``dy_ones``  whether dy is 1
               everywhere; ``adds``  gradients that a hop adds to what the receiver has sent on;
               ``dq_of_group``  whether dS is summed over the query heads of a key head before the product for dq;
@@ -176,6 +176,7 @@ def right_choices(geometry: Geometry) -> Choices:
             "o_to": np.arange(geometry.workers),
             "o_tokens": 0,
             "stays": "",
+            "resets": "",
             "hidden_merge": False,
             "started": False,
             "dy_ones": False,

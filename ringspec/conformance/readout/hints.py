@@ -22,7 +22,7 @@ HINTS = {
     MASKS: ("mask", "value_mask", "hidden_score"),
     LOOP: ("count",),
     SCORES: ("times", "centred"),
-    MERGING: ("merge", "started", "hidden_merge", "stays", "result_of"),
+    MERGING: ("merge", "started", "hidden_merge", "stays", "resets", "result_of"),
     ENDING: ("finish", "lse_out", "lse_row", "o_times", "o_to", "o_tokens"),
     STATISTICS: ("lse", "lse_of", "delta", "delta_o", "delta_dy", "delta_times"),
     PRODUCTS: (

@@ -365,20 +365,20 @@ class Model:
                 omega = np.where(joins, new[2], omega)
             else:
                 run_m, run_l, omega = new
-            if stays.startswith("no "):
-                run_m, run_l, omega = nothing_of(stays[-1], run_m, run_l, omega)
-            elif "n" in stays:
+            if c["resets"]:
+                run_m, run_l, omega = nothing_of(c["resets"], run_m, run_l, omega)
+            if "n" in stays:
                 run_m, omega, run_l = (
                     log_of(run_m, run_l),
                     omega / nonzero(run_l),
                     (run_l != 0).astype(float),
                 )
                 run_m = np.roll(run_m, back, axis=0)
-            if "l" in stays and len(stays) < 3:
+            if "l" in stays:
                 run_l = np.roll(run_l, back, axis=0)
-            if "m" in stays and len(stays) < 3:
+            if "m" in stays:
                 run_m = np.roll(run_m, back, axis=0)
-            if stays == "o":
+            if "o" in stays:
                 omega = np.roll(omega, back, axis=1)
             last_l = np.where(here, l_b, last_l)
             running[self.rows, b] = log_of(run_m, run_l)

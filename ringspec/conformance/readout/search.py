@@ -240,10 +240,11 @@ class Reader:
         shaped = np.asarray(match.alike["A"].all(axis=4) | nothing).all(axis=1)
         wrong = self.wrong_rows(match)
         misshapen = not match.alike["A"].all()
+        ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
         for kind in kinds:
             changes = kind.slots
-            if misshapen:
-                pairs = self.read_pairs(kind, seen, choices, match)
+            pairs = self.read_pairs(kind, seen, choices, ours, there) if misshapen else None
+            if pairs is not None:
                 yield from self.in_pairs("forward", kind, pairs, predict, choices)
             if changes & {*OF_ALL, "o_to"} and "merge" not in changes:
                 one = Fault("forward", kind, places.blocks[0])
@@ -283,9 +284,13 @@ class Reader:
                 if better.any() and not (last and not (after | before).all()):
                     yield from self.at_best(kind, places, better, worse, predict, choices)
 
-    def read_pairs(self, kind: Kind, seen: Seen, choices: Choices, match: Match) -> Booleans:
-        """Return the pairs [a, b, h, i, j] whose weights alone show that the forward pass makes this mistake there."""
-        ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
+    def read_pairs(
+        self, kind: Kind, seen: Seen, choices: Choices, ours: Booleans, there: Booleans
+    ) -> Booleans | None:
+        """Return the pairs [a, b, h, i, j] whose weights alone show that the forward pass makes this mistake there.
+
+        None if they do not show this kind. ``ours``, ``there``: where the model and the target have a weight.
+        """
         changes = dict(kind.changes)
         masks = {"mask", "value_mask"} & changes.keys()
         if changes.get("count") == 0.0:
@@ -303,7 +308,7 @@ class Reader:
             once, other = np.exp(s), np.exp(times * s)
             fits = [near(e, x, x, 2 * self.tolerance) & there & ours for x in (once, other)]
             return in_tiles(fits[1] & ~fits[0], ours & ~fits[1], fits[0] & fits[1])
-        return np.zeros(ours.shape, bool)
+        return None
 
     def in_pairs(
         self, phase: str, kind: Kind, pairs: Booleans, predict: Predict, choices: Choices

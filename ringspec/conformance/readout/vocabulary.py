@@ -319,7 +319,7 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             yield Kind(words, (("stays", what),), 1.1)
         for name in ("m", "l", "o"):
             words = f"{name} is taken for 0 when queries arrive (it is not sent with them)"
-            yield Kind(words, (("stays", f"no {name}"),), 1.15)
+            yield Kind(words, (("resets", name),), 1.15)
     yield Kind(
         "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
     )
