@@ -20,6 +20,7 @@ OF_QUERIES = {
     "q": "the scores", "dy": "dp", "dv_dy": "dv", "dk_q": "dk", "lse_of": "the lse that a block uses",
     "delta_dy": "the dy in delta", "delta_o": "the o in delta", "dq_to": "where dq is added",
     "result_of": "the row whose block result is merged into this row", "lse_row": "the row whose lse is returned",
+    "o_row": "the row whose o is returned",
 }  # fmt: skip
 # The same by the token of a key (worker, key head, slot).
 OF_KEYS = {
@@ -31,19 +32,20 @@ KERNELS = ("dq", "dk and dv")  # which many backwards compute apart, each with i
 # The numbered variants of some choices; the correct one is number 0.
 FINISHES = (
     "right", "not divided", "divided twice", "divided by the last block's l", "before the last merge",
-    "divided by the first block's l", "multiplied by l",
+    "divided by the first block's l", "multiplied by l", "divided by l before the last merge",
 )  # fmt: skip
 LSES_GIVEN = (
     "right", "maximum", "log l", "base 2", "last block", "first block", "log2 l", "base 2 twice", "times ln 2",
     "negative", "last maximum", "before the last merge", "l", "twice the maximum", "scaled maximum",
+    "unscaled maximum", "maximum plus l", "maximum minus log l", "first maximum",
 )  # fmt: skip
 LSES = (
     "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "first block", "so far",
-    "negative", "block's maximum", "delta",
+    "negative", "block's maximum", "delta", "times scale", "divided by scale",
 )  # fmt: skip
 DELTAS = (
     "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",
-    "times l", "lse",
+    "times l", "lse", "of the group",
 )  # fmt: skip
 DS_FORMS = (
     "right",
@@ -54,12 +56,39 @@ DS_FORMS = (
     "p delta",
     "p (dp + delta)",
     "dp",
+    "p (1 - p) dp",
+    "p p (dp - delta)",
     "hidden pairs",
 )
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
-    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "dq_of_group",
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "not_home",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A wrong ``merge`` of the tiles of ``size`` keys into which a kernel divides a block.
+
+    ``through``: tiles are merged into the state that travels on to the next step; otherwise each block begins anew.
+    ``own``: only the block of a worker's own keys (step 0) is divided.
+    """
+
+    size: int
+    merge: str
+    through: bool
+    own: bool = False
+
+    def of(self, geometry: Geometry, step: int = 0) -> list[slice]:
+        """Return the keys of each tile of a block."""
+        if self.own and step > 0:
+            return [slice(0, geometry.slots)]
+        starts = range(0, geometry.slots, geometry.run)
+        return [
+            slice(x, min(x + self.size, start + geometry.run))
+            for start in starts
+            for x in range(start, start + geometry.run, self.size)
+        ]
 
 
 @dataclass(frozen=True)
@@ -77,9 +106,13 @@ class Choices:
     Workers:  ``o_to``, [a]  worker that stores the results; ``o_times``  factor on o; ``finish``, ``lse_out``  how o and lse
               are completed; ``exchanged``  whether dk and dv are exchanged
     All:      ``o_tokens``  layout by which the tokens of o are put in order; ``stays``  which of 'l', 'm', 'o' a Q ring does
-              not send, 'n': the running lse; ``resets``  which of 'l', 'm', 'o' is 0 on arrival; ``hidden_merge``  whether blocks without a visible
+              not send, 'n': the running lse; ``not_home``  which of 'l' and 'm' it does not send on its last hop;
+              ``resets``  which of 'l', 'm', 'o' is 0 on arrival, and whether it is 0 on arrival at home; ``hidden_merge``  whether blocks without a visible
               pair are merged; ``started``  whether the running softmax starts with l = 1; ``dy_ones``  whether dy is 1
               everywhere; ``adds``  gradients that a hop adds to what the receiver has sent on;
+              ``uncleared``  gradients of a block whose buffer is not cleared, and after how many steps it is used again;
+              ``tiles``  :class:`Tiles` that are merged wrongly; None if tiles of keys are merged correctly;
+              ``l_of_group``  whether the row sum of a block is taken over all query heads of a key head;
               ``dq_of_group``  whether dS is summed over the query heads of a key head before the product for dq;
               ``turned``  bits: dS is not transposed for dk (1), P is not transposed for dv (2)
     """
@@ -176,11 +209,15 @@ def right_choices(geometry: Geometry) -> Choices:
             "o_to": np.arange(geometry.workers),
             "o_tokens": 0,
             "stays": "",
-            "resets": "",
+            "resets": (),
+            "not_home": "",
             "hidden_merge": False,
             "started": False,
             "dy_ones": False,
             "adds": (),
+            "uncleared": (),
+            "l_of_group": False,
+            "tiles": None,
             "dq_of_group": False,
             "turned": 0,
         }

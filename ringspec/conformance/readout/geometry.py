@@ -50,6 +50,11 @@ class Geometry:
         """Tell whether nothing is masked."""
         return not self.causal and self.window is None
 
+    @property
+    def run(self) -> int:
+        """Number of tokens of a worker that a kernel handles as one range: a chunk of a zigzag shard, or else the shard."""
+        return self.slots // 2 if self.layout == "zigzag" else self.slots
+
     def travels(self, phase: str) -> str:
         """Return what travels in a pass, 'queries' or 'keys'."""
         if phase == "forward":
@@ -124,6 +129,9 @@ def relations(
             ),
             "worker 0": np.zeros_like(a),
             "the visitor of step 1": (other - d) % W,
+            "the visitor in a chain that is not closed (its first worker keeps what it has)": np.clip(
+                other - d * step, 0, W - 1
+            ),
         }
     else:
         tables = {

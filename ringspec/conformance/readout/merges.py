@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 
+from ringspec.conformance.readout.geometry import Geometry
 from ringspec.problem.model import Array
 from ringspec.spec.online_softmax import finite_shift
 
 LN2 = math.log(2.0)
+EMPTY = "empty with lse 0"
 # Wrong merges by name, with the words that complete "In the forward pass, ...".
 WRONG = {
     "running not rescaled": "the running o and l are not rescaled when the maximum rises",
@@ -49,19 +51,76 @@ WRONG = {
     "larger lse, in the weights too": "lse becomes the larger of the two, and the weights are relative to it, so they add up to more than 1",
     "larger lse": "lse becomes the larger of the two, not their log-sum-exp",
     "divided at every merge": "o is divided by the running l at every merge, and again at the end",
+    "neither rescaled": "neither the running o and l nor the new block's are rescaled to the common maximum",
+    "neither o rescaled": "neither the running o nor the new block's is rescaled to the common maximum (l is)",
+    "neither l rescaled": "neither the running l nor the new block's is rescaled to the common maximum (o is)",
+    "sum rescaled": "o and l are rescaled after the new block is added to them, not before",
+    "sum of o rescaled": "o is rescaled after the new block is added to it, not before (l is correct)",
+    "sum of l rescaled": "l is rescaled after the new block is added to it, not before (o is correct)",
+    "rescaled by block's maximum": "the running o and l are multiplied by exp(m_old - m_block), not exp(m_old - m_new)",
+    "block by old maximum": "the new block's o and l are multiplied by exp(m_block - m_old), not exp(m_block - m_new)",
+    "running, scale lost": "the running o and l are rescaled by the exponential of the unscaled difference of the maxima",
+    "running o, scale lost": "the running o is rescaled by the exponential of the unscaled difference of the maxima (l is correct)",
+    "both, scale lost": "o and l of both are rescaled by the exponential of the unscaled difference of the maxima",
+    "both, scaled twice": "o and l of both are rescaled by the exponential of a difference of the maxima that is scaled twice",
+    "running, scaled twice": "the running o and l are rescaled by the exponential of a difference of the maxima that is scaled twice",
+    "running in base 2": "the running o and l are rescaled by a power of 2, not of e",
+    "both in base 2": "o and l of both are rescaled by a power of 2, not of e",
+    "running in base 2, scale lost": "the running o and l are rescaled by 2 to the power of the unscaled difference of the maxima",
+    "running in base e": "the running o and l are rescaled by a power of e although the maxima are in base 2",
+    "both in base e": "o and l of both are rescaled by a power of e although the maxima are in base 2",
+    "only a larger lse": "the new block is merged only where its lse is larger than the running one",
+    "only a larger maximum": "the new block is merged only where its maximum is larger than the running one",
+    "larger lse wins": "the result with the larger lse replaces the other one",
+    "lse not updated": "lse is not updated by the merge (o is merged correctly with this old lse)",
+    "lse of block": "lse becomes that of the new block (o is merged correctly with it)",
+    "o by the first head's factor": "the running o is rescaled by the factor of the first query head of each key head (l is correct)",
+    "running by the first head's factor": "the running o and l are rescaled by the factor of the first query head of each key head",
+    "weights of other rows": "the weights of a merge are read in the order (token, head) (lse is correct)",
+    "l of the group": "the new block's l is summed over the query heads of a key head",
+    "block's lse / ln 2": "the new block's lse is divided by ln 2 before the merge (it is in base 2 and taken for natural)",
+    "block's lse ln 2": "the new block's lse is multiplied by ln 2 before the merge",
+    EMPTY: "where a row sees no key of the new block, the block's lse is taken for 0",
+    "softplus swapped": "lse becomes lse_old + log(1 + exp(lse_old - lse_block)), with the two exchanged (o is correct)",
+    "softplus swapped, in the weights too": "lse becomes lse_old + log(1 + exp(lse_old - lse_block)), with the two exchanged, and the weights are relative to it",
 }
 MERGES = ("right", *WRONG)
+# Those that are tried between tiles of keys as well.
+IN_TILES = (
+    "running not rescaled", "o not rescaled", "l not rescaled", "block not rescaled", "o of block not rescaled",
+    "neither rescaled", "neither o rescaled", "neither l rescaled", "last wins", "o last wins", "lse last wins",
+    "running rescaled inversely", "o rescaled inversely", "running rescaled twice", "o rescaled twice", "sum rescaled",
+    "sum of o rescaled", "running, scale lost", "running o, scale lost", "running in base 2", "running in base 2, scale lost",
+    "running in base e", "o by the first head's factor", "running by the first head's factor", "equal weights", "l of the group",
+)  # fmt: skip
 # These are wrong from the first block on.
 AT_FIRST = (
     "normalised as sum", "block not rescaled", "o of block not rescaled", "l of block not rescaled",
-    "divided at every merge",
+    "divided at every merge", "weights of other rows", "l of the group",
+    "block's lse / ln 2", "block's lse ln 2", EMPTY,
 )  # fmt: skip
+# Wrong powers of the correct factors: of 'running' o and l, of 'o' alone, or of 'both' results; and the power, beside one
+# of the scale.
+POWERS = {
+    "running, scale lost": ("running", 1.0), "running o, scale lost": ("o", 1.0), "both, scale lost": ("both", 1.0),
+    "both, scaled twice": ("both", 1.0), "running, scaled twice": ("running", 1.0), "running in base 2": ("running", LN2),
+    "both in base 2": ("both", LN2), "running in base 2, scale lost": ("running", LN2), "running in base e": ("running", 1 / LN2), "both in base e": ("both", 1 / LN2),
+}  # fmt: skip
 
 State = tuple[Array, Array, Array]
 
 
-def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t: int) -> State:
-    """Return the running m, l and weights [step, a, h, i] after block t, with m_b and l_b, is merged into them."""
+def merge(
+    kind: str,
+    m: Array,
+    l: Array,
+    omega: Array,
+    m_b: Array,
+    l_b: Array,
+    t: int,
+    geometry: Geometry,
+) -> State:
+    """Return the running m, l and weights [step, .., h, i] after part t, with m_b and l_b, is merged into them."""
     new_m = np.maximum(m, m_b)
     shift = finite_shift(new_m)
     c, e = np.exp(m - shift), np.exp(m_b - shift)
@@ -74,6 +133,13 @@ def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t
         omega[t] = e_o * l_b
         return new_m, c_l * l + e_l * l_b, omega
 
+    if kind == EMPTY:
+        empty = l_b == 0
+        found = merge(
+            "right", m, l, omega, np.where(empty, 0.0, m_b), np.where(empty, 1.0, l_b), t, geometry
+        )
+        found[2][t] = np.where(empty, 0.0, found[2][t])
+        return found
     if kind == "right":
         return weighed(c, e, c, e)
     simple = {
@@ -98,14 +164,46 @@ def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t
         "block rescaled twice": (c, e * e, c, e * e),
         "o of block rescaled twice": (c, e * e, c, e),
         "l overwritten, o kept": (c, 0 * e, 0 * c, e),
+        "neither rescaled": (one, one, one, one),
+        "neither o rescaled": (one, one, c, e),
+        "neither l rescaled": (c, e, one, one),
+        "sum rescaled": (c, e * c, c, e * c),
+        "sum of o rescaled": (c, e * c, c, e),
+        "sum of l rescaled": (c, e, c, e * c),
+        "rescaled by block's maximum": (c / e, e, c / e, e),
+        "block by old maximum": (c, e / c, c, e / c),
+        "o by the first head's factor": (of_first_head(c, geometry.group), e, c, e),
+        "running by the first head's factor": (of_first_head(c, geometry.group), e) * 2,
     }
+    if kind == "l of the group":
+        omega[:t] *= c
+        omega[t] = e * l_b
+        return new_m, c * l + over_group(e * l_b, geometry.group), omega
     if kind in simple:
         return weighed(*simple[kind])
+    if kind in POWERS:
+        of, power = POWERS[kind]
+        exponent = power * geometry.scale ** {"lost": -1, "twice": 1}.get(kind.split()[-1], 0)
+        c_wrong = c**exponent
+        e_wrong = e**exponent if of == "both" else e
+        return weighed(c_wrong, e_wrong, *((c, e) if of == "o" else (c_wrong, e_wrong)))
     if kind == "divided at every merge":
         new_l = c * l + e * l_b
         omega[:t] *= c
         omega[t] = e * l_b
         return new_m, new_l, omega / np.where(new_l == 0, 1.0, new_l)
+    if kind == "normalised as sum":
+        omega[:t] *= np.where(l == 0, 1.0, l) * c
+        omega[t] = e
+        return new_m, c * l + e * l_b, omega
+    return normalised(kind, m, l, omega, m_b, l_b, t)
+
+
+def normalised(
+    kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t: int
+) -> State:
+    """As :func:`merge`, for the mistakes in merging normalised results by their lse; changes ``omega``."""
+    one = np.ones_like(l)
     safe_l, safe_b = np.where(l == 0, 1.0, l), np.where(l_b == 0, 1.0, l_b)
     with np.errstate(divide="ignore"):
         lse, lse_b = m + np.log(safe_l), m_b + np.log(safe_b)
@@ -117,6 +215,8 @@ def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t
         omega[t] = w_b
         return value, np.ones_like(l), omega
 
+    if kind == "weights of other rows":
+        return mixed(reordered(np.exp(lse - new)), reordered(np.exp(lse_b - new)))
     if kind == "equal weights":
         return mixed(t * one / (t + 1), one / (t + 1))
     if kind == "normalised o weights swapped":
@@ -137,6 +237,24 @@ def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t
         return mixed(np.exp(lse - larger), np.exp(lse_b - larger), larger)
     if kind == "larger lse":
         return mixed(np.exp(lse - new), np.exp(lse_b - new), np.maximum(lse, lse_b))
+    if kind in ("only a larger lse", "only a larger maximum", "larger lse wins"):
+        larger = m_b > m if kind == "only a larger maximum" else lse_b > lse
+        w = np.where(larger, 0.0 if kind == "larger lse wins" else np.exp(lse - new), one)
+        w_b = np.where(larger, one if kind == "larger lse wins" else np.exp(lse_b - new), 0.0)
+        top = lse_b if kind == "larger lse wins" else new
+        return mixed(w, w_b, np.where(larger, top, lse))
+    if kind in ("lse not updated", "lse of block"):
+        return mixed(
+            np.exp(lse - new), np.exp(lse_b - new), lse_b if kind == "lse of block" else lse
+        )
+    if kind.startswith("softplus swapped"):
+        swapped = lse + np.logaddexp(0.0, lse - lse_b)
+        used = swapped if kind.endswith("too") else new
+        return mixed(np.exp(lse - used), np.exp(lse_b - used), swapped)
+    if kind in ("block's lse / ln 2", "block's lse ln 2"):
+        used = lse_b / LN2 if kind == "block's lse / ln 2" else lse_b * LN2
+        new = np.logaddexp(lse, used)
+        return mixed(np.exp(lse - new), np.exp(used - new), new)
     if kind == "lse added":
         return mixed(np.exp(lse - new), np.exp(lse_b - new), lse + lse_b)
     if kind in ("exp(lse ln 2)", "exp(lse / ln 2)"):
@@ -145,9 +263,23 @@ def merge(kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t
         return mixed(np.exp(power * lse - wrong), np.exp(power * lse_b - wrong), wrong / power)
     if kind == "rescaled by l too":
         return mixed(np.exp(lse - new) * l, np.exp(lse_b - new))
-    if kind == "block o with weight 1":
-        return mixed(np.exp(lse - new), one)
-    assert kind == "normalised as sum", kind
-    omega[:t] *= safe_l * c
-    omega[t] = e
-    return new_m, c * l + e * l_b, omega
+    assert kind == "block o with weight 1", kind
+    return mixed(np.exp(lse - new), one)
+
+
+def of_first_head(x: Array, group: int) -> Array:
+    """Return [.., h, i] with the values of the first query head of each key head in all of its heads."""
+    return x[..., np.arange(x.shape[-2]) // group * group, :]
+
+
+def over_group(x: Array, group: int) -> Array:
+    """Return [.., h, i] summed over the query heads of each key head, in all of its heads."""
+    found = x.reshape(*x.shape[:-2], -1, group, x.shape[-1]).sum(axis=-2)
+    return np.repeat(found, group, axis=-2)
+
+
+def reordered(x: Array) -> Array:
+    """Return [.., h, i] read as if it were written in the order (token, head)."""
+    h, i = np.indices(x.shape[-2:])
+    head, slot = np.divmod(i * x.shape[-2] + h, x.shape[-1])
+    return x[..., head, slot]

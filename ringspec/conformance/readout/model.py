@@ -22,6 +22,7 @@ from ringspec.conformance.readout.choices import (
     LSES,
     LSES_GIVEN,
     Choices,
+    Tiles,
     components,
     right_choices,
 )
@@ -44,15 +45,15 @@ OF_CORE = (
     *components("delta_o"), "lse", "delta", "delta_times", "dy_ones",
 )  # fmt: skip
 OF_DV = (
-    *components("dv_dy"), *components("dv_to"), "dv_form", "dv_count", "value_mask", "ds_times", "turned", "adds", "mask",
+    *components("dv_dy"), *components("dv_to"), "dv_form", "dv_count", "value_mask", "ds_times", "turned", "adds", "uncleared", "mask",
 )  # fmt: skip
 OF_DQ = (
-    *components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds", "dq_of_group",
+    *components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds", "uncleared", "dq_of_group",
 )  # fmt: skip
 OF_DK = (
-    *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds",
+    *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds", "uncleared",
 )  # fmt: skip
-OF_WEIGHTS = (*OF_SCORES, *components("result_of"), "value_mask")
+OF_WEIGHTS = (*OF_SCORES, *components("result_of"), "value_mask", "l_of_group", "tiles")
 
 Core = tuple[Array, Array, Array, Array, Array]  # scores, p, dp, delta and lse of the pairs
 
@@ -184,8 +185,13 @@ class Model:
             m = s.max(axis=4)
             e = np.exp(s - finite_shift(m)[..., None]) * c["count"]
             l = e.sum(axis=4)
+            if c["l_of_group"]:
+                l = self.over_group(l)
             p = e / nonzero(l)[..., None]
             p_of_v = self.for_values(c, p, m, l)
+            if c["tiles"] and not c["tiles"].through:
+                m, l, p = self.in_tiles(s, c["tiles"])
+                p_of_v = p
             if not self.correct(c, "result_of"):
                 m, l, p, p_of_v = self.of_results(c, m, l, p, p_of_v)
             return m, l, p, p_of_v
@@ -211,14 +217,14 @@ class Model:
             p_of_v * here[..., None],
         )
 
-    def weights_of_blocks(self, c: Choices) -> Array:
-        """Return [a, b, h, i]: the weights of the blocks' normalised results in o if o is divided by l correctly."""
+    def weights_of_blocks(self, c: Choices) -> tuple[Array, Array]:
+        """Return the weights [a, b, h, i] of the blocks' normalised results in o, and lse [a, h, i], from the merges alone."""
         m, l, _, _ = self.blocks(c)
-        omega, _, run_l, _, _ = self.merged(m, l, c)
+        omega, run_m, run_l, _, _ = self.merged(m, l, c)
         weight = np.zeros(self.shape[:4])
         for t in range(self.workers):
             weight[self.rows, self.order[:, t]] = omega[t] / nonzero(run_l)
-        return weight
+        return weight, log_of(run_m, run_l)
 
     def forward(self, c: Choices) -> Forward:
         m, l, p, p_of_v = self.blocks(c)
@@ -237,32 +243,34 @@ class Model:
                 "right": total, "not divided": np.ones_like(total), "divided twice": total**2,
                 "divided by the last block's l": last_l, "before the last merge": nonzero(early[2]),
                 "divided by the first block's l": np.where(np.isneginf(first_m), 1.0, first_l),
-                "multiplied by l": 1.0 / total,
+                "multiplied by l": 1.0 / total, "divided by l before the last merge": nonzero(early[2]),
             }  # fmt: skip
             kind = of_workers(c["finish"])
             total = chosen(kind, FINISHES, totals)
             omega = np.where(kind == before, early[0], omega)
-        weight = np.zeros(self.shape[:4])
-        for t in range(self.workers):
-            weight[self.rows, self.order[:, t]] = omega[t] / total
-        weights = weight[..., None] * p_of_v * c["o_times"]
+        weights = self.weights_of(omega / total, p_of_v, "o" in c["stays"]) * c["o_times"]
+        if c["tiles"] and c["tiles"].through:
+            run_m, run_l, weights = self.through_tiles(self.scores(c), c["tiles"])
         parts = self.of_key_heads(c, weights)
         lse = log_of(run_m, run_l)
         if c["lse_out"].any():
             assert early is not None
-            log_l = np.log(nonzero(run_l))
-            last_m = self.ends(m)[0]
             of = {
-                "right": lse, "maximum": run_m, "log l": log_l, "base 2": lse / LN2, "last block": last,
-                "first block": self.ends(np.where(l == 0, -np.inf, running))[1], "log2 l": run_m + log_l / LN2, "base 2 twice": lse / LN2 / LN2,
-                "times ln 2": lse * LN2, "negative": -lse, "last maximum": last_m + log_l,
-                "before the last merge": log_of(early[1], early[2]), "l": run_l, "twice the maximum": run_m + lse,
-                "scaled maximum": self.geometry.scale * run_m + log_l,
+                "right": lse, "maximum": run_m, "base 2": lse / LN2, "last block": last, "negative": -lse, "l": run_l,
+                "first block": self.ends(np.where(l == 0, -np.inf, running))[1], "base 2 twice": lse / LN2 / LN2,
+                "times ln 2": lse * LN2, "before the last merge": log_of(early[1], early[2]),
+                **maxima(run_m, np.log(nonzero(run_l)), *self.ends(m), self.geometry.scale), "maximum plus l": run_m + run_l,
             }  # fmt: skip
             lse = chosen(of_workers(c["lse_out"]), LSES_GIVEN, of)
         if not self.correct(c, "lse_row"):
             at = np.broadcast_to(self.index(c, "lse_row"), (self.workers, 1, *self.shape[2:4], 1))
             lse = lse.reshape(-1)[at[:, 0, :, :, 0]]
+        if not self.correct(c, "o_row"):
+            rows = np.broadcast_to(self.index(c, "o_row"), (self.workers, 1, *self.shape[2:4], 1))
+            if len(parts) == 1:
+                head = np.arange(self.heads)[:, None, None] // self.group
+                parts = [parts[0] * (head == number) for number in range(self.key_heads)]
+            parts = [of_tokens(x, rows[:, 0, :, :, 0]) for x in parts]
         order = None
         if c["o_tokens"]:
             order = np.argsort(self.tokens[c["o_tokens"]])
@@ -283,6 +291,18 @@ class Model:
         return Forward(
             weights, lse, block_lse, p, run_m, last, first, running, self.through(stored)
         )
+
+    def weights_of(self, omega: Array, p_of_v: Array, stays: bool) -> Array:
+        """Return the weights of pairs in o, from the weights [step, a, h, i] of the blocks.
+
+        ``stays``: o stays on a worker, which merges the results of every visitor with its own keys into it.
+        """
+        found, shift = np.zeros(p_of_v.shape), self.geometry.direction * stays
+        for t in range(self.workers):
+            visitor = (self.rows - shift * t) % self.workers
+            keys = self.rows if stays else self.order[:, t]
+            found[self.rows, keys] += omega[t][..., None] * p_of_v[visitor, keys]
+        return found
 
     def of_key_heads(self, c: Choices, weights: Array) -> list[Array]:
         """Return the weights in the columns that v writes to; one array, or one per key head if v is of a wrong head."""
@@ -349,12 +369,12 @@ class Model:
             b = self.order[:, t]
             m_b, l_b = m[self.rows, b], l[self.rows, b]
             here, fresh = l_b != 0, run_l == 0
-            new = merge("right", run_m, run_l, omega, m_b, l_b, t)
+            new = merge("right", run_m, run_l, omega, m_b, l_b, t, self.geometry)
             if wrong:
                 kinds = every[self.rows, b]
                 joins = here | hidden_merge
                 for kind in np.unique(kinds[kinds != 0]):
-                    other = merge(MERGES[kind], run_m, run_l, omega, m_b, l_b, t)
+                    other = merge(MERGES[kind], run_m, run_l, omega, m_b, l_b, t, self.geometry)
                     changed = (kinds == kind) & joins
                     if MERGES[kind] not in AT_FIRST:
                         changed = changed & (t > 0) & (~fresh | hidden_merge)
@@ -365,8 +385,8 @@ class Model:
                 omega = np.where(joins, new[2], omega)
             else:
                 run_m, run_l, omega = new
-            if c["resets"]:
-                run_m, run_l, omega = nothing_of(c["resets"], run_m, run_l, omega)
+            if c["resets"] and (c["resets"][1] or t + 1 < self.workers):
+                run_m, run_l, omega = nothing_of(c["resets"][0], run_m, run_l, omega)
             if "n" in stays:
                 run_m, omega, run_l = (
                     log_of(run_m, run_l),
@@ -382,7 +402,48 @@ class Model:
                 omega = np.roll(omega, back, axis=1)
             last_l = np.where(here, l_b, last_l)
             running[self.rows, b] = log_of(run_m, run_l)
+        if "l" in c["not_home"]:
+            run_l = np.roll(run_l, back, axis=0)
+        if "m" in c["not_home"]:
+            run_m = np.roll(run_m, back, axis=0)
         return omega, run_m, run_l, last_l, running
+
+    def in_tiles(self, s: Array, tiles: Tiles) -> State:
+        """Return m, l [a, b, h, i] and p [a, b, h, i, j] of blocks whose tiles of keys are merged wrongly."""
+        parts = tiles.of(self.geometry)
+        state = empty_state(s.shape[:-1], len(parts))
+        p = np.zeros(s.shape)
+        for u, keys in enumerate(parts):
+            p[..., keys], state = self.tile_merged(s[..., keys], tiles.merge, state, u)
+        m, l, omega = state
+        for u, keys in enumerate(parts):
+            p[..., keys] *= (omega[u] / nonzero(l))[..., None]
+        return m, l, p
+
+    def through_tiles(self, s: Array, tiles: Tiles) -> State:
+        """Return the final m, l [a, h, i] and the weights [a, b, h, i, j] if all tiles of all steps are merged wrongly."""
+        every = [(t, keys) for t in range(self.workers) for keys in tiles.of(self.geometry, t)]
+        state = empty_state(s[:, 0].shape[:-1], len(every))
+        p = np.zeros(s.shape)
+        for number, (t, keys) in enumerate(every):
+            of_tile = s[self.rows, self.order[:, t]][..., keys]
+            found, state = self.tile_merged(of_tile, tiles.merge, state, number)
+            p[self.rows, self.order[:, t], ..., keys] = found
+        m, l, omega = state
+        for number, (t, keys) in enumerate(every):
+            weight = omega[number] / nonzero(l)
+            p[self.rows, self.order[:, t], ..., keys] *= weight[..., None]
+        return m, l, p
+
+    def tile_merged(self, s: Array, kind: str, state: State, number: int) -> tuple[Array, State]:
+        """Merge a tile with the scores [.., i, j] into the running state; return its normalised p as well."""
+        m = s.max(axis=-1)
+        e = np.exp(s - finite_shift(m)[..., None])
+        l = e.sum(axis=-1)
+        new = merge("right", *state, m, l, number, self.geometry)
+        other = merge(kind, *state, m, l, number, self.geometry)
+        changed = (l != 0) & ((state[1] != 0) | (kind in AT_FIRST))
+        return e / nonzero(l)[..., None], where_changed(changed, other, new)
 
     def backward(
         self, c: Choices, forward: Forward, lse: Array, products: Array
@@ -457,6 +518,7 @@ class Model:
         of = {
             "right": ds, "p dp - delta": (p * g - d) * computed, "dp - delta": (g - d) * computed, "p": p,
             "p dp": p * g, "p delta": p * d, "p (dp + delta)": p * (g + d), "dp": g * computed,
+            "p (1 - p) dp": p * (1 - p) * g, "p p (dp - delta)": p * p * (g - d),
         }  # fmt: skip
         hidden = DS_FORMS.index("hidden pairs")
         if (form == hidden).any():
@@ -509,6 +571,7 @@ class Model:
             "right": saved, "block": local, "base 2": saved / LN2, "times ln 2": saved * LN2, "maximum": top,
             "zero": np.zeros_like(saved), "delta": delta, "log l": saved - top, "last block": last, "first block": first,
             "so far": forward.running[..., None], "negative": -saved, "block's maximum": finite_shift(m)[..., None],
+            "times scale": saved * self.geometry.scale, "divided by scale": saved / self.geometry.scale,
         }  # fmt: skip
         return chosen(c["lse"], LSES, of)
 
@@ -529,6 +592,7 @@ class Model:
             "lse": lse, "times l": saved * np.exp(forward.lse - finite_shift(forward.maximum))[:, None, ..., None],
             "times p": saved * mass, "first block": first, "last block": last,
             "block's own o": of_block[..., None], "block's p dp twice": saved + local,
+            "of the group": self.over_group(saved) if saved.shape[4] == 1 else saved,
         }  # fmt: skip
         return chosen(c["delta"], DELTAS, of)
 
@@ -542,17 +606,50 @@ class Model:
             ):
                 share = share * np.where(c[f"{row}.head"] // self.group == head, 1.0, ELSEWHERE)
             share = self.landed(share, row, c, worker, slot)
+        return self.held(name, c, share)
+
+    def held(self, name: str, c: Choices, share: Array) -> Array:
+        """Return the shares of a gradient as its buffers hold them at the end."""
         if name in c["adds"]:
             share = self.adding(name, share)
+        if name in c["uncleared"]:
+            *_, of, number = c["uncleared"]
+            uncleared = self.uncleared if of == "steps" else self.uncleared_tiles
+            share = uncleared(name, share, number)
         return share
+
+    def uncleared(self, name: str, share: Array, every: int) -> Array:
+        """Return the shares if a block's buffer still holds those of ``every`` steps ago, and all before, when they are added."""
+        step = self.geometry.steps("backward")
+        by_query = self.geometry.travels("backward") == "queries"
+        found = share.copy()
+        for a, b in np.ndindex(step.shape):
+            for other in range(self.workers):
+                at = (other, b) if by_query else (a, other)
+                gap = step[a, b] - step[at]
+                if gap > 0 and gap % every == 0:
+                    found[a, b] += share[at]
+        return found
+
+    def uncleared_tiles(self, name: str, share: Array, size: int) -> Array:
+        """Return the shares if a tile of ``size`` rows of a gradient still holds those of the tiles before it in its run."""
+        axis = 3 if name == "dq" else 4
+        x, found = np.moveaxis(share, axis, 0), np.moveaxis(share.copy(), axis, 0)
+        for row in range(self.slots):
+            for other in range(row - size, row - row % self.geometry.run - 1, -size):
+                found[row] += x[other]
+        return np.moveaxis(found, 0, axis)
+
+    def over_group(self, x: Array) -> Array:
+        """Return [a, b, h, ...] summed over the query heads of each key head."""
+        heads = x.reshape(*x.shape[:2], self.key_heads, self.group, *x.shape[3:])
+        return np.repeat(heads.sum(axis=3), self.group, axis=2)
 
     def of_group(self, ds: Array, c: Choices) -> Array:
         """Return dS as dq gets it, summed over the query heads of a key head where the choices say so."""
         if not c["dq_of_group"]:
             return ds
-        a, b, h, i, j = ds.shape
-        sums = ds.reshape(a, b, self.key_heads, self.group, i, j).sum(axis=3)
-        return np.repeat(sums, self.group, axis=2)
+        return self.over_group(ds)
 
     def adding(self, name: str, share: Array) -> Array:
         """Return the shares if each hop adds the arriving gradient to the one that the worker has already sent on."""
@@ -649,6 +746,20 @@ def where_changed(changed: Booleans, other: State, right: State) -> State:
     )
 
 
+def maxima(m: Array, log_l: Array, last: Array, first: Array, scale: float) -> dict[str, Array]:
+    """Return wrong values of lse by name, from the maximum, log l, and the maxima of the last and of the first block."""
+    return {
+        "log l": log_l, "log2 l": m + log_l / LN2, "last maximum": last + log_l, "first maximum": first + log_l,
+        "twice the maximum": 2 * m + log_l, "scaled maximum": scale * m + log_l, "unscaled maximum": m / scale + log_l,
+        "maximum minus log l": m - log_l,
+    }  # fmt: skip
+
+
+def empty_state(shape: tuple[int, ...], parts: int) -> State:
+    """The running softmax before the first of its ``parts``."""
+    return np.full(shape, -np.inf), np.zeros(shape), np.zeros((parts, *shape))
+
+
 def nothing_of(name: str, m: Array, l: Array, omega: Array) -> State:
     """The running softmax with 'm', 'l' or 'o' taken for 0."""
     return (
@@ -665,6 +776,16 @@ def nonzero(l: Array) -> Array:
 def log_of(m: Array, l: Array) -> Array:
     """Return m + log l; -inf where l is 0."""
     return np.where(l == 0, -np.inf, finite_shift(m) + np.log(np.abs(nonzero(l))))
+
+
+def of_tokens(x: Array, rows: Integers) -> Array:
+    """Return the rows [a, h, i] of [a, b, h, i, j] that ``rows`` numbers, counted over workers, heads and slots."""
+    return (
+        x.swapaxes(1, 2)
+        .swapaxes(2, 3)
+        .reshape(rows.size, x.shape[1], -1)[rows]
+        .transpose(0, 3, 1, 2, 4)
+    )
 
 
 def of_rows(x: Array, rows: Integers) -> Array:

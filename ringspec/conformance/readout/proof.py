@@ -25,8 +25,16 @@ def read_proven(
 ) -> Reading:
     """Read the results of a problem's two calls. Faults of ``earlier`` readings come first, if they explain these, too."""
     outputs = problem.results(outputs)
+    known = read_as(problem, outputs, earlier)
+    return known or proven(read(problem, outputs[0]), problem, outputs[1])
+
+
+def read_as(
+    problem: Problem, outputs: Sequence[Outputs], others: Sequence[Reading]
+) -> Reading | None:
+    """Return the reading of a problem's two calls by the faults of one of ``others``; None if these do not explain them."""
     tried: list[Told] = []
-    for one in earlier:
+    for one in others:
         found = told([one])
         if not one.explained or not found.faults or found.faults in [x.faults for x in tried]:
             continue
@@ -34,7 +42,7 @@ def read_proven(
         if explains(found, (problem.call, problem.proof), outputs):
             passes = [part and with_faults(part, found) for part in (one.forward, one.backward)]
             return Reading(problem.id, False, *passes)
-    return proven(read(problem, outputs[0]), problem, outputs[1])
+    return None
 
 
 def with_faults(part: PassRead, found: Told) -> PassRead:

@@ -40,7 +40,7 @@ from ringspec.recipes import RECIPES
 
 TENSORS = {"q", "k", "v", "dy", "segments_q", "segments_k"}
 TERMS = {"scale", "causal", "window", "cu_seqlens"}
-NOT_LINEAR = ("dy_ones", "adds", "exchanged")  # choices that are not followed here
+NOT_LINEAR = ("dy_ones", "exchanged")  # choices that are not followed here
 NEARER = 0.25  # of the distance from the correct results, in each tensor
 MOST_PAIRS = 1 << 18  # B * H * Sq * Sk
 Results = dict[str, Array]
@@ -282,7 +282,9 @@ class Numbers:
         """Results and sizes of the forward and, if there is a dy, of the backward."""
         given, model, right = self.given, self.model, self.model.right
         first = model.forward(self.forward)
-        at_home = self.forward.taking((*components("v"), "o_to", "o_tokens"), right)
+        at_home = self.forward.taking(
+            (*components("v"), *components("o_row"), "o_to", "o_tokens"), right
+        )
         weights = model.forward(at_home).weights
         o, size = self.product(weights, self.forward, ("q", right), "v", given.v, given.q)
         results = {"o": self.put_back(o), "lse": first.lse}
@@ -326,10 +328,13 @@ class Numbers:
         model, c = self.model, self.backward
         of_dv = model.for_dv(of_kv, *core_kv)
         of_dk = model.ds_of(c["dk_form"], of_kv, *core_kv[1:])
+        of_dv = of_dv.swapaxes(3, 4) if c["turned"] & 2 else of_dv
+        of_dq = model.of_group(model.ds_of(c["dq_form"], of_q, *core[1:]), c)
+        of_dk = of_dk.swapaxes(3, 4) if c["turned"] & 1 else of_dk
         return (
-            (of_dv.swapaxes(3, 4) if c["turned"] & 2 else of_dv) * c["dv_count"],
-            model.of_group(model.ds_of(c["dq_form"], of_q, *core[1:]), c) * c["dq_count"],
-            (of_dk.swapaxes(3, 4) if c["turned"] & 1 else of_dk) * c["dk_count"],
+            model.held("dv", c, of_dv * c["dv_count"]),
+            model.held("dq", c, of_dq * c["dq_count"]),
+            model.held("dk", c, of_dk * c["dk_count"]),
         )
 
     def product(
@@ -361,6 +366,9 @@ class Numbers:
     def put_back(self, o: Array) -> Array:
         """o where a worker stores it, with its tokens in the order in which they are put back."""
         c, model = self.forward, self.model
+        if not model.correct(c, "o_row"):
+            at = np.broadcast_to(model.index(c, "o_row"), (o.shape[0], 1, *o.shape[1:3], 1))
+            o = o.reshape(-1, o.shape[3])[at[:, 0, :, :, 0]]
         if c["o_tokens"]:
             order = np.argsort(model.tokens[c["o_tokens"]])
             W, H, n, d = o.shape

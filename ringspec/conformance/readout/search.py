@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import OF_ALL, Choices, components
+from ringspec.conformance.readout.choices import OF_ALL, Choices, Tiles, components
 from ringspec.conformance.readout.geometry import dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
-from ringspec.conformance.readout.merges import AT_FIRST, MERGES
+from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
 from ringspec.conformance.readout.model import Forward, Model
 from ringspec.conformance.readout.pairs import Pairs, Seen
 from ringspec.conformance.readout.places import (
@@ -42,7 +42,7 @@ MOST_FAULTS = 3
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse as they are before this."
-STORED = ("o_tokens", "o_to", *components("lse_row"), "lse_out", "o_times")
+STORED = ("o_tokens", "o_to", *components("o_row"), *components("lse_row"), "lse_out", "o_times")
 HALF = 0.5  # a kind is tried in the very pairs that it explains if these are at least so many of the wrong ones
 NOTHING = 0.05  # a smaller factor cannot be told from 0 in every pair
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
@@ -137,15 +137,19 @@ def near(seen: Array, ours: Array, size: Array, tolerance: float) -> Booleans:
 def alike(seen: Array, ours: Array, tolerance: float) -> Booleans:
     """Return which halves of rows, [a, b, h, i, 2], have the same zeros and differ by one positive factor."""
     halves = (*seen.shape[:4], 2, -1) if seen.shape[4] % 2 == 0 else (*seen.shape[:4], 1, -1)
-    seen, ours = seen.reshape(halves), ours.reshape(halves)
+    return ratio_steady(seen.reshape(halves), ours.reshape(halves), tolerance)
+
+
+def ratio_steady(seen: Array, ours: Array, tolerance: float) -> Booleans:
+    """Return where two arrays have, along the last axis, the same zeros and differ by one positive factor."""
     with np.errstate(invalid="ignore", divide="ignore"):
         nothing = np.abs(ours) <= ZERO
         zeros = (np.abs(seen) <= ZERO) == nothing
         ratio = seen / np.where(nothing, 1.0, ours)
-        low = np.where(nothing, np.inf, ratio).min(axis=5)
-        high = np.where(nothing, -np.inf, ratio).max(axis=5)
+        low = np.where(nothing, np.inf, ratio).min(axis=-1)
+        high = np.where(nothing, -np.inf, ratio).max(axis=-1)
         steady = (high <= low * (1 + 2 * tolerance)) & (low > 0) | (high == -np.inf)
-    return zeros.all(axis=5) & steady
+    return zeros.all(axis=-1) & steady
 
 
 def of_pairs(halves: Booleans, slots: int) -> Booleans:
@@ -191,6 +195,7 @@ class Reader:
         if phase not in self.kept:
             blocks = block_places(self.geometry, phase, self.masks[0].pattern)
             kinds = kinds_of(self.geometry, phase, self.masks)
+            kinds.sort(key=lambda kind: not kind.slots & set(OF_ALL))  # these take one evaluation
             self.kept[phase] = kinds, Places(self.geometry, blocks)
         return self.kept[phase]
 
@@ -237,12 +242,19 @@ class Reader:
         kinds, places = self.tried("forward")
         m, l, p, _ = self.model.blocks(choices)
         nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
-        shaped = np.asarray(match.alike["A"].all(axis=4) | nothing).all(axis=1)
+        shaped = np.asarray(np.all(match.alike["A"].all(axis=4) | nothing, axis=1))
         wrong = self.wrong_rows(match)
         misshapen = not match.alike["A"].all()
         ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
+        alike_in: dict[int, bool] = {}
         for kind in kinds:
             changes = kind.slots
+            if "tiles" in changes:
+                tiles: Any = dict(kind.changes)["tiles"]
+                if tiles.size not in alike_in:
+                    alike_in[tiles.size] = self.tiles_alike(tiles, seen.weights, match.ours["A"])
+                if not (misshapen and alike_in[tiles.size]):
+                    continue
             pairs = self.read_pairs(kind, seen, choices, ours, there) if misshapen else None
             if pairs is not None:
                 yield from self.in_pairs("forward", kind, pairs, predict, choices)
@@ -262,18 +274,8 @@ class Reader:
                         kind, places, good, bad, predict, choices, "forward", True
                     )
             elif changes & OF_ROW_SUMS:
-                able = wrong & shaped
-                if last and (wrong & ~shaped).any():
-                    continue
-                if "v.head" in changes:
-                    able = wrong & match.equal["A"].all(axis=(1, 4))
-                if able.any():
-                    computed = (l != 0) if "merge" not in changes else self.joining(kind, l)
-                    right = computed & ~wrong[:, None] & ("merge" not in changes)
-                    at = places.possible(computed & able[:, None], right)
-                    if "v.head" not in changes:
-                        at = at[:FEW] if "hidden_merge" in changes else at
-                        at = [x for x in at if self.merges_well(kind, x, seen, choices, match)]
+                if not (last and (wrong & ~shaped).any()):
+                    at = self.for_rows(kind, seen, choices, match, l, shaped)
                     yield from self.by_blocks(kind, at, predict, choices, match)
             elif misshapen:
                 once = Fault("forward", kind, places.blocks[0]).applied(choices)
@@ -283,6 +285,34 @@ class Reader:
                 better, worse = of_pairs(after & ~before, slots), of_pairs(before & ~after, slots)
                 if better.any() and not (last and not (after | before).all()):
                     yield from self.at_best(kind, places, better, worse, predict, choices)
+
+    def for_rows(
+        self, kind: Kind, seen: Seen, choices: Choices, match: Match, l: Array, shaped: Booleans
+    ) -> list[Place]:
+        """Return the sets of blocks in which a kind that changes row sums may explain some rows.
+
+        ``l`` [a, b, h, i]: row sums of the blocks. ``shaped`` [a, h, i]: rows whose weights are right up to a factor for
+        each block.
+        """
+        wrong, of_merge = self.wrong_rows(match), "merge" in kind.slots
+        heads = "v.head" in kind.slots
+        able = wrong & (match.equal["A"].all(axis=(1, 4)) if heads else shaped)
+        if not able.any():
+            return []
+        computed = self.joining(kind, l) if of_merge else l != 0
+        right = computed & ~wrong[:, None] & (not of_merge)
+        at = self.tried("forward")[1].possible(computed & able[:, None], right)
+        if heads:
+            return at
+        # Until each row has the right shape, a wrong merge explains only a few rows.
+        rare = "hidden_merge" in kind.slots and not self.of_empty(kind)
+        few = at[:FEW] if rare or (wrong & ~shaped).any() else at
+        return [x for x in few if self.merges_well(kind, x, seen, choices, match)]
+
+    def tiles_alike(self, tiles: Tiles, seen: Array, ours: Array) -> bool:
+        """Tell whether each row of each tile differs by one factor: what a wrong merge of these tiles does."""
+        parts = [(seen[..., keys], ours[..., keys]) for keys in tiles.of(self.geometry)]
+        return all(ratio_steady(x, y, self.tolerance).all() for x, y in parts)
 
     def read_pairs(
         self, kind: Kind, seen: Seen, choices: Choices, ours: Booleans, there: Booleans
@@ -301,11 +331,13 @@ class Reader:
                 return there & ~ours
             if not pattern.any():
                 return ours & ~there
-        times = changes.get("times")
-        if isinstance(times, float) and seen.lse is not None:
+        times, count = changes.get("times", 1.0), changes.get("count", 1.0)
+        if not (isinstance(times, float) and isinstance(count, float)):
+            return None
+        if times * count != 1.0 and seen.lse is not None:
             s = self.model.scores(choices)
             e = seen.weights * np.exp(seen.lse)[:, None, ..., None]
-            once, other = np.exp(s), np.exp(times * s)
+            once, other = np.exp(s), count * np.exp(times * s)
             fits = [near(e, x, x, 2 * self.tolerance) & there & ours for x in (once, other)]
             return in_tiles(fits[1] & ~fits[0], ours & ~fits[1], fits[0] & fits[1])
         return None
@@ -326,25 +358,34 @@ class Reader:
     def merges_well(
         self, kind: Kind, place: Place, seen: Seen, choices: Choices, match: Match
     ) -> bool:
-        """Tell whether a wrong merge reproduces the block weights of any row that was wrong before."""
+        """Tell whether a wrong merge gives the block weights, or the lse, of any row for which it was wrong before."""
         c = Fault("forward", kind, place).applied(choices)
-        weight = self.model.weights_of_blocks(c)
+        weight, lse = self.model.weights_of_blocks(c)
         p = self.model.blocks(c)[3].sum(axis=4)
         total = seen.weights.sum(axis=4)
         right = near(total, weight * p, np.abs(total), 4 * self.tolerance).all(axis=1)
-        return bool((right & ~match.equal["A"].all(axis=(1, 4))).any()) or (
-            "lse" in match.equal and bool((right & ~match.equal["lse"]).any())
-        )
+        if (right & ~match.equal["A"].all(axis=(1, 4))).any():
+            return True
+        if seen.lse is None:
+            return False
+        same = near(seen.lse, lse, np.maximum(1.0, finite_size(lse)), self.tolerance)
+        return bool((right & same & ~match.equal["lse"]).any())
 
     def wrong_rows(self, match: Match) -> Booleans:
         """Return the rows, [a, h, i], in which anything disagrees."""
         wrong = ~match.equal["A"].all(axis=(1, 4)) | ~match.equal["V"].all(axis=3)
         return np.asarray(wrong | ~match.equal["lse"] if "lse" in match.equal else wrong)
 
+    def of_empty(self, kind: Kind) -> bool:
+        """Tell whether a wrong merge changes only the rows that see no key of a block."""
+        return MERGES[int(np.asarray(dict(kind.changes).get("merge", 0)))] == EMPTY
+
     def joining(self, kind: Kind, l: Array) -> Booleans:
         """Return the rows of blocks, [a, b, h, i], that a wrong merge can change."""
         here = l != 0
         changed: Any = dict(kind.changes)
+        if self.of_empty(kind):
+            return ~here
         if "hidden_merge" in changed or MERGES[changed["merge"]] in AT_FIRST:
             return here
         first, found = self.geometry.steps("forward"), np.zeros_like(here)
@@ -443,7 +484,7 @@ class Reader:
         returned = forward.lse if seen.lse is None else seen.lse, seen.through
         found = self.backward_from(seen, choices, forward_is_whole, forward, *returned)
         if (
-            found.whole
+            (found.whole and not found.faults)
             or not forward_is_whole
             or all(choices[x] is self.model.right[x] for x in STORED)
         ):
@@ -454,7 +495,10 @@ class Reader:
             before = self.model.right
         kept = self.model.forward(before)
         other = self.backward_from(seen, before, True, kept, kept.lse, kept.through)
-        return dataclasses.replace(other, base=SAVED) if other.whole and not other.base else found
+        simpler = len(other.faults) < len(found.faults) or not found.whole
+        if other.whole and not other.base and simpler:
+            return dataclasses.replace(other, base=SAVED)
+        return found
 
     def backward_from(
         self,
@@ -622,6 +666,7 @@ PERHAPS = {
     "turned",
     "dy_ones",
     "adds",
+    "uncleared",
     "exchanged",
 }  # choices that may leave some of their matrices unchanged
 

@@ -88,6 +88,14 @@ def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
         ("shifted by one slot", "shifted by one slot", (i + 1) % n),
         ("shifted back by one slot", "shifted back by one slot", (i - 1) % n),
         ("in reversed order", "in reversed order", i[::-1]),
+        *(
+            (
+                f"of the tile before, in tiles of {size} tokens (the first tile is right)",
+                "",
+                np.where(i % geometry.run >= size, i - size, i),
+            )
+            for size in (2, 3)
+        ),
     )
     axes = (1, 1, 1, n, 1) if side == "q" else (1, 1, 1, 1, n)
     for words, added, order in orders:

@@ -19,6 +19,7 @@ from ringspec.conformance.readout.choices import (
     LSES_GIVEN,
     OF_ALL,
     Choices,
+    Tiles,
 )
 from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
 from ringspec.conformance.readout.masks import Mask, every_mask, number_of
@@ -171,6 +172,10 @@ def block_kinds(
         1.2,
     )
     yield Kind("scores are doubled in every step", (("times", 2.0**step),), 1.4)
+    for of, number in (("query", geometry.heads), ("key", geometry.heads // geometry.group)):
+        words = f"scores are divided by the square root of the number of {of} heads as well"
+        if number > 1 and not (distinct and number == 4):
+            yield Kind(words, (("times", number**-0.5),), 1.3)
 
 
 @dataclass(frozen=True)
@@ -255,6 +260,7 @@ FINISH_WORDS = {
     "before the last merge": "o is the one before the last block was merged (lse is correct)",
     "divided by the first block's l": "o is divided only by the l of the first block",
     "multiplied by l": "o is multiplied by l instead of divided",
+    "divided by l before the last merge": "o is divided by the l from before the last block was merged (lse is correct)",
 }
 LSE_GIVEN_WORDS = {
     "maximum": "lse is only the row maximum",
@@ -271,6 +277,10 @@ LSE_GIVEN_WORDS = {
     "l": "lse is l, not the maximum plus log l",
     "scaled maximum": "the maximum in lse, which is scaled already, is multiplied by the scale again",
     "twice the maximum": "lse contains the maximum twice",
+    "unscaled maximum": "the maximum in lse is not scaled",
+    "maximum plus l": "lse is the maximum plus l, not plus log l",
+    "maximum minus log l": "lse is the maximum minus log l, not plus log l",
+    "first maximum": "lse is the maximum of the first block, not the running one, plus log l",
 }
 
 
@@ -284,26 +294,35 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             number = number_of(mask.pattern, masks)
             yield Kind(words, (("mask", number), ("value_mask", 0)), mask.cost + 0.3)
     for number, name in enumerate(MERGES):
-        if number:
+        if name == merges.EMPTY:
+            yield Kind(merges.WRONG[name], (("merge", number), ("hidden_merge", True)), 1.05)
+        elif number:
             words = merges.WRONG[name]
             yield Kind(words, (("merge", number),))
             if not (geometry.sees_all and distinct):
                 more = f"{words}, and blocks without a visible pair are merged too"
                 yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
+    yield from tile_kinds(geometry)
     yield from result_kinds(geometry)
+    if geometry.group > 1:
+        words = "the row sum of each block is taken over all query heads of a key head"
+        yield Kind(words, (("l_of_group", True),), 1.2)
     for name, words in FINISH_WORDS.items():
         yield Kind(words, (("finish", FINISHES.index(name)),), 1.0, True)
     for name, words in LSE_GIVEN_WORDS.items():
         yield Kind(words, (("lse_out", LSES_GIVEN.index(name)),), 1.0, True)
     for source in sources(geometry, "forward", "q", distinct):
         if "worker" not in dict(source.tables):
-            taken = Operand("lse", ("lse_row",)).taken(source)
-            yield Kind(taken.words, taken.changes, taken.cost, True)
+            for operand in (Operand("lse", ("lse_row",)), Operand("o", ("o_row",), 1.1)):
+                taken = operand.taken(source)
+                yield Kind(f"the returned {taken.words}", taken.changes, taken.cost, True)
     r = np.arange(geometry.workers)
     beside = ("next worker", (r + 1) % len(r)), ("previous worker", (r - 1) % len(r))
     for words, table in beside:
         at = (("lse_row.worker", table.reshape(-1, 1, 1, 1, 1)),)
         yield Kind(f"lse is that of the {words} (o is correct)", at, 1.1, True)
+        at = (("o_row.worker", table.reshape(-1, 1, 1, 1, 1)),)
+        yield Kind(f"o is that of the {words} (lse is correct)", at, 1.1, True)
     yield Kind("o is 0", (("o_times", 0.0),), 1.2, True)
     for words, value in factors(geometry, distinct):
         yield Kind(f"o is {words}", (("o_times", value),), 1.2, True)
@@ -314,12 +333,17 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             ("the running lse", "n"),
             ("l and m", "lm"),
             ("o", "o"),
+            ("l, m and o", "lmo"),
         ):
             words = f"the values of {names}, not sent with the queries, are those that the worker computed for its previous visitor"
             yield Kind(words, (("stays", what),), 1.1)
+        for names in ("l", "m", "lm"):
+            words = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not sent home (the worker's last visitor was another)"
+            yield Kind(words, (("not_home", names),), 1.1)
         for name in ("m", "l", "o"):
-            words = f"{name} is taken for 0 when queries arrive (it is not sent with them)"
-            yield Kind(words, (("resets", name),), 1.15)
+            words = f"{name} is taken for 0 when queries arrive (it is not sent with them"
+            yield Kind(f"{words}, nor home)", (("resets", (name, True)),), 1.15)
+            yield Kind(f"{words}, but it is sent home)", (("resets", (name, False)),), 1.15)
     yield Kind(
         "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
     )
@@ -331,6 +355,25 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             yield Kind(words, (("o_tokens", number),), 1.2)
     words = "tokens of o are put back with the layout's permutation, not with its inverse"
     yield Kind(words, (("o_tokens", len(believed(geometry)) + 1),), 1.2)
+
+
+def tile_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the faults of merging tiles of keys within a block, or within all blocks one after the other."""
+    for size in (2, 3, 4):
+        for name in merges.IN_TILES if size < geometry.run else ():
+            for through, where in ((False, "within a block"), (True, "of all blocks")):
+                words = f"between tiles of {size} keys {where}, {merges.WRONG[name]}"
+                yield Kind(words, (("tiles", Tiles(size, name, through)),), 1.2)
+    if geometry.run < geometry.slots:
+        for name, wrong in merges.WRONG.items():
+            if name == merges.EMPTY:
+                continue
+            words = f"between the results of chunks of keys, {wrong}"
+            yield Kind(words, (("tiles", Tiles(geometry.run, name, True)),), 1.15)
+            words = (
+                f"between the results of blocks, and of the chunks of a worker's own block, {wrong}"
+            )
+            yield Kind(words, (("tiles", Tiles(geometry.run, name, True, True)),), 1.2)
 
 
 def result_kinds(geometry: Geometry) -> Iterator[Kind]:
@@ -371,6 +414,8 @@ LSE_WORDS = {
     "negative": "lse has the wrong sign",
     "block's maximum": "p is computed with the block's row maximum in place of lse",
     "delta": "delta is taken for lse",
+    "times scale": "lse is multiplied by the scale",
+    "divided by scale": "lse is divided by the scale",
 }
 DELTA_WORDS = {
     "block": "delta is summed over only the block's keys",
@@ -383,6 +428,7 @@ DELTA_WORDS = {
     "last block": "delta is computed from only the last block's o",
     "block's own o": "delta is <dy, o> of the block's own normalised o",
     "block's p dp twice": "delta contains the block's sum of p dp once more",
+    "of the group": "delta is summed over the query heads of a key head",
 }
 DS_WORDS = {
     "p dp - delta": "p dp - delta, not p (dp - delta)",
@@ -392,6 +438,8 @@ DS_WORDS = {
     "p delta": "p delta, not p (dp - delta)",
     "p (dp + delta)": "p (dp + delta), not p (dp - delta)",
     "dp": "dp, not p (dp - delta)",
+    "p (1 - p) dp": "p (1 - p) dp, not p (dp - delta)",
+    "p p (dp - delta)": "p p (dp - delta), with p once too often",
     "hidden pairs": "hidden pairs as well",
 }
 DV_WORDS = {
@@ -433,6 +481,9 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
             1.0 if names != ("dq", "dk") else 1.1,
         )
     later = (geometry.workers - 1 - geometry.steps("backward"))[:, :, None, None, None]
+    step = geometry.steps("backward")[:, :, None, None, None]
+    words = "delta is added to the delta of the earlier steps in every step"
+    yield Kind(words, (("delta_times", step + 1.0),), 1.15)
     for words, factor in (
         ("multiplied by the scale", geometry.scale),
         ("doubled", 2.0),
@@ -490,6 +541,41 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
             f"each hop adds the arriving {listing(names)} to what the worker has already sent on"
         )
         yield Kind(words, (("adds", names),), 1.1)
+        yield from buffer_kinds(geometry, names)
+    for size in (2, 3, 4):
+        for names in GRADIENTS[:4]:
+            words = f"{listing(names)} of a tile of {size} tokens still contain{'s' if len(names) == 1 else ''} those of the tiles before it (the tile is not cleared)"
+            if size < geometry.run:
+                yield Kind(words, (("uncleared", (*names, "tiles", size)),), 1.2)
+    # What stays on a worker is added again by every later step if its buffer is not cleared.
+    again = (geometry.workers - geometry.steps("backward"))[:, :, None, None, None].astype(float)
+    for names in GRADIENTS[:4]:
+        if not {"dq"} <= set(names) if ("dq",) in travelling else names == ("dq",):
+            words = f"a block's {listing(names)} {verb(names)} added again in every later step"
+            yield Kind(words, at_counts(names, again), 1.2)
+
+
+def buffer_kinds(geometry: Geometry, names: Sequence[str]) -> Iterator[Kind]:
+    """Yield the faults of the buffers of travelling gradients ``names``: not cleared, or added too late."""
+    what = f"a block's {listing(names)}"
+    yield Kind(
+        f"{what} still contain{'s' if len(names) == 1 else ''} those of the earlier steps (the buffer is not cleared)",
+        (("uncleared", (*names, "steps", 1)),),
+        1.1,
+    )
+    yield Kind(
+        f"{what} still contain{'s' if len(names) == 1 else ''} those of every second step before (two buffers are not cleared)",
+        (("uncleared", (*names, "steps", 2)),),
+        1.15,
+    )
+    W, step = geometry.workers, geometry.steps("backward")
+    a, b = np.indices((W, W))
+    owner = a if names == ("dq",) else b
+    late = ((owner - geometry.direction) % W)[:, :, None, None, None]
+    there = tuple((f"{name}_to.worker", late) for name in names)
+    kept = (step < W - 1)[:, :, None, None, None].astype(float)
+    words = f"{what} {verb(names)} added one step late, to the next visitor's, and those of the last step are lost"
+    yield Kind(words, (*there, *at_counts(names, kept)), 1.1)
 
 
 def goal_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:

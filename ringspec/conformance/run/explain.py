@@ -5,6 +5,7 @@ The results of a readout problem show the weight of each pair of tokens.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.match import diagnose
 from ringspec.conformance.readout.problems import Problem, problems_for
-from ringspec.conformance.readout.proof import read_proven
+from ringspec.conformance.readout.proof import read_as, read_proven
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.run.call import Stop, ask, outputs_of
@@ -22,11 +23,14 @@ from ringspec.conformance.target.protocol import Target
 
 @dataclass(frozen=True)
 class Run:
-    """One problem that was run. ``reading``: what the ``outputs`` show. ``stopped``: why there are no outputs."""
+    """One problem that was run. ``reading``: what the ``outputs`` show. ``stopped``: why there are no outputs.
+
+    ``outputs``: those of the call that is read, and those of the call with random inputs.
+    """
 
     problem: Problem
     reading: Reading | None = None
-    outputs: Outputs | None = None
+    outputs: tuple[Outputs, ...] = ()
     stopped: str = ""
 
     @property
@@ -94,12 +98,31 @@ def explain_target(target: Target) -> Explained:
     made: list[Run] = []
     for problem in problems:
         made.append(run_problem(target, problem, [x.reading for x in made if x.reading]))
-    runs = tuple(made)
+    runs = agreed(made)
     if not runs:
         return Explained((), unread=reason)
     wrong = [one for one in runs if one.reading is not None and not one.right]
     found = told([one.reading for one in wrong if one.reading is not None])
     return Explained(runs, found, known_bug(target, found, wrong))
+
+
+def agreed(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Read a problem by the faults of a later one if these explain it, too: some faults do not show in every problem."""
+    found = list(runs)
+    for number in range(len(runs) - 1):
+        run = runs[number]
+        if run.reading is not None and run.reading.explained:
+            own = faults_in(run.reading)
+            later = [x.reading for x in runs[number + 1 :] if x.reading is not None]
+            more = [x for x in later if faults_in(x) > own]
+            reading = read_as(run.problem, run.outputs, more)
+            found[number] = dataclasses.replace(run, reading=reading) if reading else run
+    return tuple(found)
+
+
+def faults_in(reading: Reading) -> int:
+    """Return the number of faults in the simplest explanation of a problem."""
+    return sum(len(one.sets[0]) for one in reading.passes if one.sets)
 
 
 def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = ()) -> Run:
@@ -112,7 +135,7 @@ def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = (
         ]
     except Stop as stop:
         return Run(problem, stopped=f"{stop.outcome}: {stop.message.splitlines()[0]}")
-    return Run(problem, read_proven(problem, outputs, earlier), problem.results(outputs)[0])
+    return Run(problem, read_proven(problem, outputs, earlier), tuple(problem.results(outputs)))
 
 
 def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
@@ -121,8 +144,7 @@ def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, An
     if not shown:
         return None
     one = shown[0]
-    assert one.outputs is not None
-    seen = diagnose(target.capabilities, [one.problem.call], [one.outputs])
+    seen = diagnose(target.capabilities, [one.problem.call], [one.outputs[0]])
     if seen is None or seen.named is None or seen.named.mutant is None:
         return None
     mutant = seen.named.mutant
