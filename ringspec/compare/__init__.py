@@ -1,1 +1,1 @@
-"""Compare results with true values. This package reads plain arrays and never imports the specification."""
+"""Compare results with true values. This package works on plain arrays and never imports ``ringspec.spec``."""

@@ -1,49 +1,65 @@
-"""Bounds on the distance of a result from the true value, derived from the rounding points of a declared recipe.
+"""Bounds on the error of a result, derived from the rounding that its recipe declares.
 
-An element passes if ``|got - want| <= factor * scale + floor``. The ``scale`` of a row (docs/spec/numbers.md) is the
-sum that defines the result, with absolute values of its terms, times kappa = 1 + the row's largest |logit|. Each
-rounding point contributes to ``factor`` its unit roundoff u times the number of its roundings, counted as follows:
+A recipe (:class:`ringspec.recipes.Recipe`) lists the *rounding points* of an implementation, and the number format at
+each. An element of a result passes if ``|got - want| <= factor * scale + floor``:
 
-- A sum of n terms, or a value rounded n times, counts :func:`walk` (n) = min(n, 2 sqrt(n)) times. This is the worst
-  case for small n, and a random walk of errors for large n (Higham and Mary, 2019,
+- ``scale`` is the row scale (docs/spec/numbers.md): the sum that defines the result, with the absolute value of each
+  term, times kappa = 1 + the row's largest |logit|.
+- ``factor`` bounds the rounding errors, in units of the row scale (:func:`bound_factors`).
+- ``floor`` covers underflow (:func:`bound_floors`).
+
+**Factor.** Each rounding point adds an error: its unit roundoff u times a number of roundings, counted as follows.
+
+- A sum of n terms counts as :func:`walk` (n) = min(n, 2 sqrt(n)) roundings, and so does a value that is rounded n
+  times. For small n this is the worst case; for large n the errors are taken as a random walk (Higham and Mary, 2019,
   https://doi.org/10.1137/18M1226312). The order of the sum does not matter.
-- If the result of each block is rounded once, this counts once for any number of blocks, because the absolute values
-  of the blocks add up to the row scale. An accumulator between ring steps counts walk(W - 1) times.
-- An elementary function (exp, log, tanh, division) of the target's own library counts :data:`LIBRARY` u.
-- The errors of all sources are added, or twice the root of the sum of their squares is used if that is less
+- In a ring of W workers, each step computes with one block of keys. If each block's result is rounded once, all these
+  roundings together count as one, because the absolute values of the blocks add up to the row scale. An accumulator
+  that is rounded after every step counts as walk(W - 1) roundings, plus one if its format is narrower than the format
+  of the blocks' results.
+- A division, exp, log or tanh counts as :data:`LIBRARY` roundings.
+- All errors are added. If twice the root of the sum of their squares is less, that is used instead
   (:func:`together`). The factor is :data:`MARGIN` times the result.
 
-With u_x for the point x, f = ``products``, t = ``statistics`` and L = max(1, log(keys))::
+The following formulas list the errors that are added for each result. u_x is the unit roundoff of rounding point x. The
+points f = ``products`` and t = ``statistics`` are the accumulators of matrix products and the numbers of the running
+softmax (its weights, maximum and sum). D and Dv are the widths of q and v, ``keys`` and ``rows`` the numbers of keys
+and of query rows, tiles_k and tiles_q the numbers of their tiles, and L = max(1, log(keys))::
 
-    s    score  = (walk(D) + 3) u_f + 2 u_scores   in units of kappa (scale, bias, soft cap; |dt| <= u_scores)
-    e    weight = score + LIBRARY u_t              of exp(s - m), in units of kappa; s - m adds its own error
-    lse  = weight + (walk(keys) + LIBRARY walk(W + tiles_k)) u_t + u_lse
-    o    = 2 weight + u_p + (walk(keys) + LIBRARY) u_f + walk(keys) u_t + LIBRARY walk(tiles_k) u_f
-           + u_block_o + walk(W - 1) (2 u_merge or u_carried_o) + LIBRARY walk(W) u_t + u_outputs
-           (merge_order 'normalised': + 2 L walk(W) u_t, for weights computed from rounded lse)
-    p    = weight + (lse without u_lse) + L (u_lse + u_backward_lse + u_f)   exp(s - lse), |lse| <= L kappa
-    dz   = p + o + walk(Dv) (u_f + u_delta') + u_dy_o_products + 2 u_delta + LIBRARY u_f
-           (soft cap: + 4 u_scores; u_delta' is float32 unless delta is float64)
-    dv   = p + u_p + walk(rows) u_f + walk(tiles_q) u_tile_dkv + u_block_gradients
-           + walk(W - 1) u_carried_dkv + u_gradients
-    dk   = dz + u_ds + the same; dq likewise over keys, with tile_dq, carried_dq
-    dbias, dsinks: dz (+ u_ds), a sum over rows in float32, and the output format
+    score  = (walk(D) + 3) u_f + 2 u_scores    score s, in units of kappa: <q, k>, scale, bias, soft cap
+    weight = score + LIBRARY u_t               weight exp(s - m), in units of kappa
+    lse    = weight + (walk(keys) + LIBRARY walk(W) + LIBRARY walk(tiles_k)) u_t + u_lse
+    o      = 2 weight + u_p + (walk(keys) + LIBRARY walk(tiles_k) + LIBRARY) u_f
+             + (walk(keys) + LIBRARY walk(tiles_k) + 2 LIBRARY walk(W)) u_t
+             + u_block_o + 2 walk(W - 1) u_merge + u_outputs
+             + walk(W - 1) u_carried_o         if u_carried_o > u_merge
+             + 2 L walk(W) u_t                 if merged parts are normalised: their weights use rounded lse
+    p      = weight + (lse without u_lse) + L (u_lse + u_backward_lse + u_f)    P = exp(s - lse)
+    dz     = p + o + walk(Dv) (u_f + u_d) + u_dy_o_products + 2 u_delta + LIBRARY u_f
+             + 4 u_scores                      if there is a soft cap
+    dv     = p + u_p + u_t + (walk(rows) + 2) u_f + walk(tiles_q) u_tile_dkv
+             + u_block_gradients + walk(W - 1) u_carried_dkv + u_gradients
+    dk     = dz + u_ds + all terms of dv after u_t
+    dq     = dz + u_ds + the same terms, with keys, tiles_k, tile_dq and carried_dq
+    dbias  = dz + u_ds + walk(rows B H) u_f + u_gradients
+    dsinks = dz + walk(rows B H) u_t
 
-The term o in dz is the error of delta, which all elements of a row share; a_ij of the row scale contains it in the
-same way. If lse and delta are given (block backward), their errors are 0. The point ``inputs`` does not count,
-because the inputs of a case are numbers of their format.
+dz is the gradient of the scores before the soft cap. It uses P and delta = <dy, o> - dlse, whose errors are p and o.
+u_d is the larger of u_f and the unit roundoff of float32, or u_f if the point ``delta`` is float64. A backward pass
+over a single block receives lse and delta as inputs. Their errors are then 0, except that the block may round lse once
+more. The point ``inputs`` adds no error, because the inputs of a test are already numbers of the input format.
 
 **Floor.** Numbers underflow in a narrow format: exp(-20) is 0 in float16. No multiple of a row scale covers this
 loss, so :func:`bound_floors` computes an absolute term. One underflow loses up to half the least subnormal number in
-float16, and up to the least *normal* number in other formats, because kernels flush subnormals to zero. The term adds
-these losses for every format before the result, each times the number of summed terms and the largest
-magnitudes of the other operands. In float16, with inputs up to 3 and 64 keys, the floor is 1e-6 for o and dv, 3e-5 for
-dq and 4e-4 for dk (every row may lose a part of delta). In formats with a wider range it is below 1e-32.
+float16, and up to the least *normal* number in other formats, because kernels flush subnormals to zero. The floor is
+the sum of these losses over all intermediate results. Each loss is multiplied by the number of terms in the sum and by
+the largest magnitude of its other factors. In float16, with inputs up to 3 and 64 keys, the floor is 1e-6 for o and
+dv, 3e-5 for dq and 4e-4 for dk (every row may lose a part of delta). In formats with a wider range it is below 1e-32.
 
-**Measured** with the specification's ring on 200 random problems: 1 to 8 workers, 16 to 128 tokens, logits with a
-standard deviation of 0.01 to 8, rows of different magnitude, all layouts, circulations and features. The reference is
-float64; for the recipe float64, it is exact truth. The table has the largest error in units of the bound. The number
-in brackets is the largest error of a tensor in the median problem::
+**Measured** with ``ringspec.ring`` on 200 random problems: 1 to 8 workers, 16 to 128 tokens, logits with a
+standard deviation of 0.01 to 8, rows of different magnitude, and all features. Results are compared with float64
+values; only the results of the recipe float64 are compared with exact values. Each entry is the largest error in all
+problems, in units of the bound. The number in brackets is the largest error in the median problem::
 
     recipe          o              lse             dq              dk              dv
     float64         0.06 (1/120)   0.03 (1/70)     0.05 (1/170)    0.04 (1/300)    0.11 (1/93)
@@ -53,15 +69,15 @@ in brackets is the largest error of a tensor in the median problem::
     nki             0.33 (1/28)    0.02 (1/127)    0.14 (1/79)     0.11 (1/190)    0.63 (1/17)
 
 fp16 and fp8 behave like bf16. dbias stays below 0.09, dsinks below 0.13; their bounds are the loosest (median
-1/50 to 1/2500). On the core vectors no recipe exceeded 0.72.
+1/50 to 1/2500). On the package's stored test vectors (the set 'core'), no recipe exceeded 0.72.
 
-The table omits tensors with an overflow. :data:`MARGIN` of dq, dk, dsinks and dbias is not derived. It was chosen after
-the first 100 of these problems (and 320 others); the last 100 did not influence it.
+The table omits tensors with an overflow. :data:`MARGIN` is not derived for dq, dk, dsinks and dbias. It was chosen
+after the first 100 of these problems (and 320 others); the last 100 did not influence it.
 
 **Not covered**: overflow, and sequential float32 sums of thousands of equal numbers. Overflow occurs in float16 sums
-beyond 65504, and in the recipe nki_low on peaked rows, where exp(s - lse) overflows because lse is rounded to bfloat16
-(2 of the 200 problems end in NaN). In a sequential sum of equal numbers all rounding errors may have the same sign:
-0.1 added 4096 times has an error of 1.03 times the bound.
+beyond 65504. In the recipe nki_low it also occurs on peaked rows: lse is rounded to bfloat16, so exp(s - lse) may
+overflow (2 of the 200 problems end in NaN). In a sequential sum of equal numbers all rounding errors may have the same
+sign: 0.1 added 4096 times has an error of 1.03 times the bound.
 """
 
 from __future__ import annotations
@@ -100,13 +116,14 @@ LIBRARY = 4.0
 class Sizes:
     """The numbers of terms in the sums of a call, for the whole ring, not for one worker.
 
-    ``workers``  W; ``head_dim``: D; ``value_dim``: Dv (None: D); ``softcap``: whether there is a soft cap
-    ``keys``     Sk; ``queries``: Sq times the query heads of one key head (None: keys)
+    ``workers``  number of workers W; ``head_dim``: width D of q and k; ``value_dim``: width Dv of v (None: D)
+    ``keys``     number of keys Sk; ``queries``: number of queries Sq times query heads per key head (None: ``keys``)
     ``batch``    B * H, over which dsinks and a broadcast dbias are summed
-    ``given_lse``    the largest ``|lse|`` if lse and delta are inputs (block backward); None if the target's
-                     own forward pass computes them
+    ``softcap``  whether there is a soft cap
+    ``given_lse``    the largest ``|lse|`` if lse and delta are inputs, as in the backward pass of a single block;
+                     None if they are results of the forward pass
     ``condition``    the largest row scale of lse (kappa + ``|lse|``); 0: bounds to first order only
-    ``largest_lse``  the largest ``|lse|``; with ``condition`` it gives the error of an exponent, see :func:`amplified`
+    ``largest_lse``  the largest ``|lse|``; with ``condition`` it gives the error of an exponent (:func:`amplified`)
     """
 
     workers: int
@@ -130,7 +147,7 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """The number of query rows to which one key may be visible, over all heads that share the key."""
+        """The number of query rows that may see one key, over all query heads that share the key."""
         return self.keys if self.queries is None else self.queries
 
     @property
@@ -140,12 +157,12 @@ class Sizes:
 
     @property
     def log_keys(self) -> float:
-        """The number L = max(1, log(keys)), with ``|lse|`` <= L kappa."""
+        """The number L = max(1, log(keys)), such that ``|lse|`` <= L kappa."""
         return max(1.0, math.log(max(self.keys, 1)))
 
 
 def walk(count: float) -> float:
-    """Return how many unit roundoffs ``count`` roundings add up to: min(n, 2 sqrt(n)).
+    """Return how many unit roundoffs n = ``count`` roundings add up to: min(n, 2 sqrt(n)).
 
     >>> walk(4), walk(16), walk(1024)
     (4, 8.0, 64.0)
@@ -160,10 +177,10 @@ def bound_factors(
     outputs: str | None = None,
     statistics: str | None = None,
 ) -> dict[str, float]:
-    """Return the bound of each result in units of its row scale, for a ring or a block under a recipe.
+    """Return the factor of each result's bound, for a ring or a single block that rounds as its recipe says.
 
-    ``declared``: the recipe, or its name. ``outputs``: the format in which the call returns o and the gradients;
-    ``statistics``: that of lse and dsinks. If the recipe's format is wider, the result is rounded once more.
+    ``declared``: the recipe, or its name. ``outputs``: the format in which o and the gradients are returned;
+    ``statistics``: the format of lse and dsinks. A returned format that is narrower than the recipe's adds a rounding.
 
     >>> sizes = Sizes(workers=4, keys=64, head_dim=16)
     >>> [f"{bound_factors(name, sizes)['dq']:.1e}" for name in ("float64", "float32", "bf16")]
@@ -194,10 +211,10 @@ def together(sources: Sources) -> float:
 
 
 def amplified(sources: Sources, x: float) -> Sources:
-    """Convert error sources of an exponent to error sources of its exponential, by the factor (e^x - 1) / x.
+    """Convert the errors of an exponent to errors of the exponential, by the factor (e^x - 1) / x.
 
-    ``x``: the error of the exponent in the worst row. For example, bfloat16 represents an lse of 1000 with an error of up
-    to 2, so p = exp(s - lse) may be wrong by a factor of e^2.
+    ``x``: the error of the exponent in the worst row. For example, bfloat16 represents an lse of 1000 with an error of
+    up to 2, so p = exp(s - lse) may be wrong by a factor of e^2.
     """
     if not 0.0 < x <= 700.0:
         return sources if x == 0 else tuple(math.inf if one else 0.0 for one in sources)
@@ -205,7 +222,7 @@ def amplified(sources: Sources, x: float) -> Sources:
 
 
 def forward_sources(used: Recipe, u: Mapping[str, float], sizes: Sizes) -> dict[str, Sources]:
-    """Return the error sources of a weight exp(s - m), of o, and of lse, in units of their row scales."""
+    """Return the separate errors that enter a weight exp(s - m), o and lse, in units of their row scales."""
     f, t = u["products"], u["statistics"]
     keys, steps = walk(sizes.keys), walk(sizes.workers)
     tiles = walk(math.ceil(sizes.keys / (used.tile_k or UNDECLARED_TILE)))
@@ -233,7 +250,7 @@ def forward_sources(used: Recipe, u: Mapping[str, float], sizes: Sizes) -> dict[
 def backward_sources(
     used: Recipe, u: Mapping[str, float], sizes: Sizes, forward: Mapping[str, Sources]
 ) -> dict[str, Sources]:
-    """Return the error sources of the gradients, given the ``forward`` errors."""
+    """Return the separate errors that enter the gradients; ``forward``: the result of :func:`forward_sources`."""
     f, t = u["products"], u["statistics"]
     log_keys, o, lse = sizes.log_keys, forward["o"], forward["lse"][:-1]
     if sizes.given_lse is not None:
@@ -263,10 +280,10 @@ def backward_sources(
 
 
 def kept(u: float, leaving: float, sizes: Sizes) -> float:
-    """Return the error of an accumulator that is rounded in each ring step, in a format of unit roundoff ``u``.
+    """Return the error of an accumulator that is rounded in each ring step to a format of unit roundoff ``u``.
 
-    The blocks' results were rounded before, in a format of unit roundoff ``leaving``. The first result needs no
-    addition, so it is rounded again only if u is larger.
+    Each block's result is already rounded to a format of unit roundoff ``leaving``. The first block's result needs no
+    addition, so it is rounded again only if ``u`` is larger than ``leaving``.
     """
     return walk(max(sizes.workers - 1, 0)) * u + (u if u > leaving else 0.0)
 
@@ -280,7 +297,7 @@ def tiles_of_block(count: int, sizes: Sizes, tile: int | None) -> float:
 def merge_factors(
     declared: str | Recipe, parts: int, *, outputs: str | None = None, statistics: str | None = None
 ) -> dict[str, float]:
-    """Return the bounds of o and lse for a merge of ``parts`` normalised results (o, lse), in units of the row scale."""
+    """Return the factors of the bounds of o and lse when ``parts`` normalised results (o, lse) are merged."""
     used = recipe(declared)
     sizes = Sizes(workers=parts, keys=parts, head_dim=1)
     factors = bound_factors(used, sizes, outputs=outputs, statistics=statistics)
@@ -295,11 +312,11 @@ def bound_floors(
     outputs: str | None = None,
     statistics: str | None = None,
 ) -> dict[str, float]:
-    """Return the absolute term (floor) of each result's bound, which covers underflow of intermediate results.
+    """Return the floor of each result's bound: an absolute error that covers underflow of intermediate results.
 
-    ``largest``: largest magnitudes of the call's inputs ``q``, ``k``, ``v``, ``dy``, ``dlse`` (missing: 0), and
-    ``scale`` and ``dropout`` = 1 / (1 - dropout_p) (missing: 1). ``declared``, ``outputs`` and
-    ``statistics`` are as in :func:`bound_factors`.
+    ``largest``: the largest magnitudes of the inputs ``q``, ``k``, ``v``, ``dy`` and ``dlse`` (default 0), and the
+    numbers ``scale`` and ``dropout`` = 1 / (1 - dropout_p) (default 1). The other parameters are those of
+    :func:`bound_factors`.
 
     >>> largest = {"q": 3, "k": 3, "v": 3, "dy": 3, "scale": 0.25}
     >>> sizes = Sizes(workers=4, keys=64, head_dim=16)
@@ -339,13 +356,13 @@ def bound_floors(
 def forward_floor(
     least: Mapping[str, float], keys: float, weight: float, v: float, steps: int
 ) -> float:
-    """Return the largest error of o that underflow causes, in its weights, its products, or o itself."""
+    """Return the largest error that underflow of weights, of products or of o itself causes in o."""
     own = least["block_o"] + 2 * least["merge"] + least["carried_o"]
     return keys * (weight * v + least["products"]) + steps * own + least["outputs"]
 
 
 def least_number(name: str) -> float:
-    """Return the largest loss by one underflow: half a subnormal step in float16, otherwise the least normal number.
+    """Return the most that one underflow loses: half a subnormal step in float16, otherwise the least normal number.
 
     >>> least_number("float16") == 2.0**-25, least_number("bfloat16") == 2.0**-126
     (True, True)

@@ -1,4 +1,4 @@
-"""A verdict as one sentence: which tensor of which worker, how many rows, and the worst element.
+"""Describe the verdict on one tensor of one worker in a sentence: how many rows fail, and the worst element.
 
 >>> verdict = TensorVerdict("dk", 2, "beyond bound", 412.3, (0, 1, 5, 3), 0.53, 0.12, 37, 64)
 >>> print(explain(verdict))
@@ -40,7 +40,7 @@ WITHOUT_PLACE = {
 
 
 def explain(verdict: TensorVerdict) -> str:
-    """Return one sentence about a verdict, without a full stop."""
+    """Return a sentence that describes a verdict, without a full stop."""
     whose = f"{verdict.tensor} of worker {verdict.worker}"
     if verdict.tensor.endswith("_sum"):
         whose = f"{verdict.tensor.removesuffix('_sum')}, summed over all workers"
@@ -59,9 +59,9 @@ def explain(verdict: TensorVerdict) -> str:
 
 
 def explain_all(verdicts: Iterable[TensorVerdict], most: int = 8) -> str:
-    """Return the failures among ``verdicts``, one line for each tensor and worker; '' if all pass.
+    """Describe the failures among ``verdicts``, one line for each tensor and worker; '' if all pass.
 
-    After ``most`` lines, the last line says how many more there are.
+    If there are more than ``most`` such lines, one last line says how many are left out.
     """
     failing = grouped(v for v in verdicts if v.kind != "ok")
     lines = [told(group) for group in failing[:most]]
@@ -73,7 +73,7 @@ def explain_all(verdicts: Iterable[TensorVerdict], most: int = 8) -> str:
 def grouped(verdicts: Iterable[TensorVerdict]) -> list[list[TensorVerdict]]:
     """Group the verdicts by tensor and worker; in each group NaN comes first, then the largest error.
 
-    A case with several calls has one verdict for each call.
+    A group has several verdicts if the kernel was called several times.
     """
     found: dict[tuple[str, int], list[TensorVerdict]] = {}
     for one in verdicts:
@@ -84,12 +84,12 @@ def grouped(verdicts: Iterable[TensorVerdict]) -> list[list[TensorVerdict]]:
 
 
 def told(group: Sequence[TensorVerdict]) -> str:
-    """Return the first verdict of a group in words, and how many calls are wrong if there are several."""
+    """Describe the first verdict of a group; if several calls are wrong, add how many."""
     return explain(group[0]) + (f"; wrong in {len(group)} calls" if len(group) > 1 else "")
 
 
 def place(verdict: TensorVerdict) -> str:
-    """Return the index of the worst element in words, such as 'batch 0, head 1, slot 5, d 3'."""
+    """Return the index of the worst element as text, such as 'batch 0, head 1, slot 5, d 3'."""
     axes = AXES.get(verdict.tensor.removesuffix("_sum"), ())
     if len(axes) != len(verdict.where):
         return f"index {list(verdict.where)}"
@@ -105,7 +105,7 @@ def number(x: float | None) -> str:
 
 
 def times(error: float) -> str:
-    """Return a ratio in words: '412 times', '1.04 times', or 'infinitely many times'.
+    """Return a ratio as text: '412 times', '1.04 times', or 'infinitely many times'.
 
     >>> times(412.3), times(1.04), times(math.inf), times(3.2e20)
     ('412 times', '1.04 times', 'infinitely many times', '3.2e+20 times')

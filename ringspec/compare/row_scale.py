@@ -1,9 +1,12 @@
 """The row scale: the unit in which the errors of one row are measured.
 
-The row scale is the sum that defines the row's result, with every term replaced by its absolute value, times a factor
-``kappa`` that says how sensitive the row's exponentials are to rounding. A float64 computation has errors of a few
-1e-16 row scales, in flat rows and in very peaked ones. The row scale depends only on its own row, because a scale
-taken from the largest element of a tensor would hide errors of rows with small values::
+To compute the row scale, take the sum that defines the row's result, and replace every term by its absolute value.
+Multiply this sum by a factor ``kappa``, which says how sensitive the row's exponentials are to rounding. A float64
+computation then has errors of a few 1e-16 row scales, in flat rows as well as in very peaked rows. Each row has its
+own scale, because one scale for the whole tensor would hide errors in rows with small values.
+
+The sums, for query i, key j, sink n, element d and probability p_ij, are as follows. For o, dq, dk and dv, the row
+scale is the largest of the sums over all d::
 
     kappa_i = 1 + max( max_j(scale * sum_d |q||k| + |bias|), max_n |sink_hn| )
     a_ij    = p_ij * (sum_d |dy||v| + sum_d |dy| sum_j p|v| + |dlse_i|)
@@ -11,10 +14,10 @@ taken from the largest element of a tensor would hide errors of rows with small 
     o: kappa_i sum_j p|v|       lse: kappa_i + |lse_i|         dv: sum_i kappa_i p|dy|
     dq: scale kappa_i sum_j a|k|                               dk: scale sum_i kappa_i a|q|
 
-The scale of o, dq, dk and dv is the maximum over d. In kappa_i, j runs over the visible keys and n over
-the sinks of the head; a maximum over nothing is 0. scale is taken without its sign. Sinks count because
-a sink far above the scores removes digits of p, as a large score does. Where p multiplies v or dy, it includes the
-factor keep_ij / (1 - dropout_p), and so does ``sum_d |dy||v|``, the scale of dp; the p in a_ij does not.
+``scale`` is the absolute value of the softmax scale. In kappa_i, j runs over the visible keys and n over the sinks of
+the head; a maximum over nothing is 0. Sinks count because a sink far above the scores removes digits of p, as a large
+score does. With dropout, p|v|, p|dy| and ``sum_d |dy||v|`` are multiplied by keep_ij / (1 - dropout_p). The factor p_ij
+in front of the brackets of a_ij is not.
 
 Source: docs/spec/numbers.md.
 """
@@ -34,7 +37,7 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class AbsoluteSums:
-    """The sums of the module's docstring for each element, before the maximum over d.
+    """The sums from which row scales are computed, for each element: before the maximum over d.
 
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq`` [B, H, Sq, D], ``dk`` [B, Hkv, Sk, D],
     ``dv`` [B, Hkv, Sk, Dv], ``dsinks`` [H, N] or None without sinks, ``dbias`` in the bias's shape or
@@ -54,8 +57,8 @@ class AbsoluteSums:
 class RowScale:
     """One number >= 0 for each row: ``o``, ``lse``, ``dq`` [B, H, Sq]; ``dk``, ``dv`` [B, Hkv, Sk].
 
-    All are float64. 0 means that the row is an empty sum, so its result must be exactly 0. ``dsinks`` [H, N] and
-    ``dbias`` are computed in the same way.
+    All are float64. A scale of 0 means that the row is an empty sum, so its result must be exactly 0. ``dsinks`` [H, N]
+    and ``dbias`` have a scale for each element.
     """
 
     o: Array
@@ -83,10 +86,10 @@ def absolute_sums(
 ) -> AbsoluteSums:
     """Compute the sums of absolute values for q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv].
 
-    ``dlse`` and ``lse`` are [B, H, Sq] (-inf in empty rows). ``p`` [B, H, Sq, Sk]: the probabilities
-    before dropout. ``scale``: the factor of <q, k>. ``visible`` (the mask), ``bias`` (additive) and ``keep``
-    (keep / (1 - dropout_p)) are broadcastable to p's shape. ``sinks`` is [H, N]. All but ``visible`` are
-    float64.
+    ``dlse`` and ``lse`` are [B, H, Sq]; lse is -inf in empty rows. ``p`` [B, H, Sq, Sk]: the probabilities before
+    dropout. ``scale``: the factor of <q, k>. ``visible`` is the mask, ``bias`` is added to the scores, and ``keep`` is
+    the dropout factor, 0 or 1 / (1 - dropout_p); all three are broadcastable to p's shape. ``sinks`` is [H, N]. All
+    but ``visible`` are float64.
 
     The largest logit in ``kappa`` is taken over the visible keys and the sinks.
     """
@@ -151,7 +154,7 @@ def row_scale(sums: AbsoluteSums) -> RowScale:
 
 
 def row_errors(got: Array, want: Array) -> Array:
-    """Return the largest absolute error of each row, over d; equal infinities differ by 0, NaN stays.
+    """Return the largest absolute error of each row, over d; equal infinities have error 0, and NaN stays NaN.
 
     ``got`` and ``want`` are [B, H, S, d], or [B, H, S] (lse). The result is [B, H, S]. All are float64.
 
@@ -164,7 +167,7 @@ def row_errors(got: Array, want: Array) -> Array:
 
 
 def relative_errors(errors: Array, scale: Array) -> Array:
-    """Divide errors by the row scale; where the scale is 0, the result is 0 for an error of 0, else infinity.
+    """Divide errors by the row scale. Where the scale is 0, an error of 0 gives 0, and any other error infinity.
 
     >>> relative_errors(np.array([0.0, 1.0, 1.0]), np.array([0.0, 0.0, 4.0])).tolist()
     [0.0, inf, 0.25]

@@ -1,13 +1,14 @@
-"""The verdict on one tensor: each element of each worker is compared with the bound of its row.
+"""Judge a tensor: compare each element on each worker with the true value and the bound of its row.
 
-An element passes if ``|got - want| <= factor * scale + floor``. ``want`` is the true value in float64,
-``scale`` that of its row (:mod:`ringspec.compare.row_scale`, docs/spec/numbers.md); ``factor`` and ``floor`` are what the
-declared precision allows (:mod:`ringspec.compare.bounds`). The correctly rounded value always passes, NaN never.
+An element passes if ``|got - want| <= factor * scale + floor``. ``want`` is the true value in float64. ``scale`` is
+the row scale, the unit in which a row's errors are measured (:mod:`ringspec.compare.row_scale`). ``factor`` and
+``floor`` follow from the declared precision (:mod:`ringspec.compare.bounds`). The correctly rounded value always
+passes, and NaN never does.
 
 Special values:
 
-- The lse of an empty row must be -inf, and no other element may be.
-- A row whose scale is 0 is an empty sum and must be 0, of either sign; the floor does not apply.
+- The lse of an empty row must be -inf. No other element may be -inf.
+- A row whose scale is 0 is an empty sum, so it must be 0, of either sign; the floor does not apply.
 - If the true value exceeds the largest number of the format, infinity of the same sign is correct, and so is a finite
   number within the bound. Otherwise infinity counts as the number at which the format overflows.
 """
@@ -45,13 +46,13 @@ SHAPELESS = ("missing", "wrong shape", "wrong dtype")
 class TensorVerdict:
     """The verdict on one tensor of one worker.
 
-    ``kind``   'ok', one of :data:`KINDS`, or one of :data:`SHAPELESS`
+    ``kind``   'ok', or the kind of failure: one of :data:`KINDS` or :data:`SHAPELESS`
     ``error``  the largest error in units of its bound; at most 1 passes. Infinity if no error can be computed
-    ``where``  (b, h, slot[, d]) of the element whose ``got`` and ``want`` are given: the worst one, or, in a
-               failure, the worst of its kind
+    ``where``  the index (b, h, slot[, d]) of one element, to which ``got`` and ``want`` belong: the worst element, or
+               in a failure the worst element with this kind of failure
     ``rows``   number of rows that fail; ``of``: number of rows that were compared (not padding)
-    ``limit``  for a tensor that passes: the smallest error, relative for all tensors but lse, that would exceed the
-               bound at some element; None if not computed
+    ``limit``  for a tensor that passes: the smallest relative error that would have failed if all elements had it (for
+               lse, the smallest absolute error); None if not computed
     """
 
     tensor: str
@@ -84,8 +85,9 @@ def judge(
 ) -> tuple[TensorVerdict, ...]:
     """Return one verdict for each worker.
 
-    The parameters are those of :func:`judge_tensor`; each array is a sequence over workers. ``got``: None if the result
-    lacks the tensor. If ``got`` has more workers than ``want``, each of the others gets the verdict 'wrong shape'.
+    The parameters are those of :func:`judge_tensor`, but each array becomes a sequence of arrays, one for each worker.
+    ``got``: None if the result lacks the tensor. If ``got`` has more workers than ``want``, the verdict on each of
+    the additional workers is 'wrong shape'.
 
     >>> one = np.ones((1, 1, 2))
     >>> verdicts = judge("lse", [one, 2 * one], [one, one], [one, one], [one, one], 1e-6)
@@ -128,13 +130,13 @@ def judge_tensor(
 ) -> TensorVerdict:
     """Return the verdict on one worker's tensor.
 
-    ``got``      the result: a float array of any known format, [B, H, n, d] or [B, H, n] and so on
+    ``got``      the result: a float array of any known format, such as [B, H, n, d] or [B, H, n]
     ``want``     the true values in float64, of the same shape
     ``rounded``  ``want`` correctly rounded to the output format (as float64, or in that format's dtype)
-    ``scale``    row scale >= 0: want's shape, or without its last axis
+    ``scale``    row scale >= 0, in the shape of ``want`` or in this shape without the last axis
     ``factor``   bound in units of the row scale; ``floor``: absolute bound, for underflow
-    ``padding``  boolean [n], True for slots (axis 2) that are not compared
-    ``format``   the name of the format that got's dtype must have; None: any
+    ``padding``  boolean [n], True for the positions along axis 2 that are not compared
+    ``format``   name of the format that the dtype of ``got`` must have; None: any format
 
     >>> want = np.array([[[[1.0, 2.0]]]])
     >>> scale = np.array([[[4.0]]])
@@ -234,7 +236,7 @@ def described(
     rows: int,
     of: int,
 ) -> TensorVerdict:
-    """Return a verdict of this kind that describes the element with the largest error among the ``chosen`` ones."""
+    """Return a verdict of this kind; it describes the element with the largest error among the ``chosen`` elements."""
     if not chosen.any():
         return TensorVerdict(tensor, worker, kind, rows=rows, of=of)
     ranked = np.where(np.isnan(errors), np.inf, errors)

@@ -1,36 +1,36 @@
 """exp, log, tanh in fixed point, each with a proven bound on its error.
 
-A number is an integer ``units`` times 2**-bits, and "one unit at F" means 2**-F. Every function computes in units at
-w = F + 32 (or more), and rounds its result down to units at F. ``//`` and ``>>`` round down, so the result of
-each of these operations is too small by less than one unit.
+A number is an integer ``units`` times 2**-bits. A result has F bits, and "one unit at F" means 2**-F. Every function
+computes with at least w = F + 32 bits, and rounds its result down to F bits. ``//`` and ``>>`` round down, so the
+result of each of these operations is too small by less than one unit.
 
-**exp**, claim: off by at most 2 units at F, and exactly 2**F at x = 0. Let k = floor(x / ln 2) and
-r = x - k ln 2 in [0, ln 2). Errors are in units at w:
+**exp.** Claim: exp(x) is off by at most 2 units at F, and is exactly 2**F units at x = 0. Proof: let k = floor(x / ln
+2) and r = x - k ln 2 in [0, ln 2). Errors are given in units at w.
 
-1. x is cut to w bits: off by < 1. ln 2 is off by <= 1.01, so r is off by < 1.01 |k| + 1. For
-   x < -(F + 8), 0 is returned: exp(x) < 2**-F, one unit. Otherwise |k| <= (F + 8) / ln 2 + 1
-   < 2**13 for F <= 5600. For k > 0, w is increased by k, and |k| < 2**13 is required.
-2. r = a/2**8 + b/2**16 + f exactly, f < 2**-16. Tables of exp(a/2**8) < 2.01 and
-   exp(b/2**16) < 1.004 are off by <= 1.01 each (they are computed with 64 more bits).
-3. exp(f) by Horner's rule over C_i = floor(2**w / i!): e_i <= e_{i+1} * 2**-16 + 2, so < 2.001; the
-   series is cut where its tail is < 1. Off by < 3.001.
-4. Product of both tables: 1.01 * 1.004 + 1.01 * 2.01 + 1 < 4.1. Times exp(f):
-   4.1 * 1.0001 + 3.001 * 2.02 + 1 < 11.2. The argument's error times exp(r) <= 2: 2.02 |k| + 2.
-   Together < 2.02 * 2**13 + 14 < 2**15 units at w, before the factor 2**k.
-5. The factor 2**k only changes the exponent: 2**15 * 2**(k - w) <= 2**-17 units at F (for k > 0
-   because w = F + 32 + k). The last cut to F bits adds < 1. Together < 1.01.
+1. Argument. x is cut to w bits, so it is off by < 1. ln 2 is off by <= 1.01, so r is off by < 1.01 |k| + 1. For
+   x < -(F + 8), 0 is returned, because exp(x) < 2**-F. Otherwise |k| <= (F + 8) / ln 2 + 1 < 2**13 for F <= 5600.
+   For k > 0, w is increased by k, and |k| < 2**13 is required.
+2. Tables. r = a/2**8 + b/2**16 + f exactly, with f < 2**-16. The tables of exp(a/2**8) < 2.01 and
+   exp(b/2**16) < 1.004 are computed with 64 more bits, so they are off by <= 1.01 each.
+3. Series. exp(f) is computed by Horner's rule over C_i = floor(2**w / i!). The errors e_i satisfy
+   e_i <= e_{i+1} * 2**-16 + 2, so they are < 2.001. The series is cut where its tail is < 1. Together: off by < 3.001.
+4. Products. The product of both table entries is off by 1.01 * 1.004 + 1.01 * 2.01 + 1 < 4.1. The product with exp(f)
+   is off by 4.1 * 1.0001 + 3.001 * 2.02 + 1 < 11.2. The argument's error times exp(r) <= 2 adds 2.02 |k| + 2.
+   Together: < 2.02 * 2**13 + 14 < 2**15 units at w, before the factor 2**k.
+5. Exponent. The factor 2**k only changes the exponent: the error becomes 2**15 * 2**(k - w) <= 2**-17 units at F (for
+   k > 0 because w = F + 32 + k). The last cut to F bits adds < 1. Together: < 1.01.
 
-**log**, claim: off by at most 2 units at F, and exactly 0 at z = 1. Let z = 2**k * y with y in [1/2, 1).
-Then log z = k ln 2 + 2 atanh(t) with t = (y - 1)/(y + 1) in [-1/3, 0]. In units at w: t is off by < 1, t**2
-by < 2, each power of the series by e_i <= e_{i-1}/9 + 2/3 + 1 < 2, each of its quotients by < 3. The
+**log.** Claim: log(z) is off by at most 2 units at F, and exactly 0 at z = 1. Proof: let z = 2**k * y with y in
+[1/2, 1). Then log z = k ln 2 + 2 atanh(t) with t = (y - 1)/(y + 1) in [-1/3, 0]. In units at w, t is off by < 1 and
+t**2 by < 2. Each power in the series of atanh is off by e_i <= e_{i-1}/9 + 2/3 + 1 < 2, each quotient by < 3. The
 series has at most w/3 + 2 terms and a tail < 1. Twice its error and 1.01 |k| <= 34 add up to < 2 w + 60 < 2**14,
-which is 2**-18 units at F; the last cut adds < 1.
+which is 2**-18 units at F. The last cut adds < 1.
 
-**tanh** and its derivative 1 - tanh**2, of x = z / c >= 0 by symmetry: e = exp(-2x). The quotient 2x
-is off by < 1 unit at w, so e is off by <= 3. tanh = (1 - e)/(1 + e), slope <= 2: off by <= 7.
-1 - tanh**2 = 4e/(1 + e)**2, slope <= 4: off by <= 13. Both are units at w.
+**tanh** and its derivative 1 - tanh**2, for x = z / c. By symmetry let x >= 0, and let e = exp(-2x). The quotient 2x
+is off by < 1 unit at w, so e is off by <= 3. tanh = (1 - e)/(1 + e) has a slope <= 2 in e, so it is off by <= 7.
+1 - tanh**2 = 4e/(1 + e)**2 has a slope <= 4, so it is off by <= 13. Both are units at w.
 
-The arrangement follows R. P. Brent and P. Zimmermann, Modern Computer Arithmetic, chapter 4,
+The methods follow R. P. Brent and P. Zimmermann, Modern Computer Arithmetic, chapter 4,
 https://members.loria.fr/PZimmermann/mca/pub226.html.
 """
 
@@ -196,10 +196,10 @@ class Capped:
 
 
 def tanh(values: list[int], value_bits: int, cap: int, cap_bits: int, bits: int) -> Capped:
-    """Compute the hyperbolic tangent t of each z / c, and 1 - t**2.
+    """Compute the hyperbolic tangent t of z / c for each z = value * 2**-value_bits, and 1 - t**2.
 
-    z = value * 2**-value_bits and c = cap * 2**-cap_bits > 0. The results are off by at most TANH_ERROR and SLOPE_ERROR
-    units of 2**-bits; at z = 0 they are exactly 0 and 1.
+    c = cap * 2**-cap_bits > 0. t is off by at most TANH_ERROR units of 2**-bits, and 1 - t**2 by at most SLOPE_ERROR
+    units. At z = 0 they are exactly 0 and 1.
 
     >>> capped = tanh([1, -2], 0, 2, 0, 64)
     >>> [t / 2**64 for t in capped.t]

@@ -1,7 +1,8 @@
-"""Evaluate a whole problem with F bits: each element of each result as an interval (ball) that contains the true value.
+"""Evaluate a whole problem: compute, for each element of each result, an interval that contains the true value.
 
-A ball has a middle and a radius. Problems are evaluated in blocks of query rows of one head, whose contributions
-are summed. Sums of integers are associative, so neither the block length nor the order of heads changes the result.
+An interval is stored as a ball, with a middle and a radius. F is the number of bits of the computation, and
+A = 1 - dropout_p. Problems are evaluated in blocks of query rows of one head, whose contributions are summed. Sums of
+integers are associative, so neither the block length nor the order of heads changes the result.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BLOCK = 256  # rows at a time; limits the memory to about BLOCK * Sk Python inte
 
 @dataclass(frozen=True)
 class Seeds:
-    """dy [B, H, Sq, Dv] and dlse [B, H, Sq] in integers."""
+    """The upstream gradients dy [B, H, Sq, Dv] and dlse [B, H, Sq], in integers."""
 
     dy: Fixed
     dlse: Fixed
@@ -42,7 +43,7 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Groups:
-    """The assignment of query rows to workers, for partial sums: ``of_row`` [Sq] from 0 to count - 1, or -1 for none."""
+    """The group of each query row, for partial sums: ``of_row`` [Sq], from 0 to ``count`` - 1, or -1 for no group."""
 
     of_row: NDArray[np.int64]
     count: int
@@ -55,7 +56,7 @@ class Sums:
         self.middle, self.radius, self.bits = zeros(shape), zeros(shape), 0
 
     def add(self, index: Any, part: Ball) -> None:
-        """Add a ball at an index; exponents are aligned to the finer one."""
+        """Add a ball at an index, after its unit and the unit of the sums are made equal."""
         bits = max(self.bits, part.bits)
         if bits > self.bits:
             self.middle = self.middle << (bits - self.bits)
@@ -89,7 +90,7 @@ class Results:
         self.o, self.lse = Sums((*shape, prepared.problem.v.shape[3])), Sums(shape)
 
     def block(self, b: int, h: int, rows: slice, bits: int) -> tuple[Weights, Digits]:
-        """Evaluate o and lse of some rows of one head; return P, and P' in digits for the backward pass."""
+        """Evaluate o and lse of some rows of one head; return P, and P times the dropout mask as 16-bit digits."""
         problem = self.prepared.problem
         v, kept = self.prepared.v.units[b, h // problem.group], problem.kept(b, h, rows)
         weights = softmax(self.prepared, b, h, rows, bits)
@@ -119,7 +120,7 @@ def times_kept(x: Fixed, kept: tuple[int, int]) -> Fixed:
 def backward_balls(
     prepared: Prepared, seeds: Seeds, bits: int, groups: Groups | None
 ) -> dict[str, Ball]:
-    """Evaluate o, lse and the gradients; the softmax is computed once for both passes."""
+    """Evaluate o, lse and the gradients, with a softmax that is computed only once."""
     problem, results = prepared.problem, Results(prepared)
     a_dlse = times_kept(seeds.dlse, prepared.kept)
 
@@ -136,7 +137,7 @@ def backward_balls(
 
 @dataclass(frozen=True)
 class Given:
-    """The caller's lse [B, H, Sq] in integers, the rows where it is -inf (``empty``), and delta [B, H, Sq]."""
+    """The caller's lse and delta [B, H, Sq] in integers; ``empty`` marks the rows with lse = -inf."""
 
     lse: Fixed
     empty: NDArray[np.bool_]
@@ -144,7 +145,7 @@ class Given:
 
 
 def given(lse: Array, delta: Array) -> Given:
-    """Convert lse and delta of a block backward to exact integers."""
+    """Convert lse and delta to integers, exactly."""
     empty = np.isneginf(lse)
     return Given(fixed(np.where(empty, 0.0, lse)), empty, fixed(delta))
 
@@ -152,7 +153,7 @@ def given(lse: Array, delta: Array) -> Given:
 def block_backward_balls(
     prepared: Prepared, dy: Fixed, by: Given, bits: int, groups: Groups | None
 ) -> dict[str, Ball]:
-    """Evaluate the gradients from the caller's lse and delta (``by``)."""
+    """Evaluate the gradients from the lse and delta that the caller gives (``by``)."""
     problem = prepared.problem
     a_delta = times_kept(by.delta, prepared.kept)
 
@@ -177,7 +178,7 @@ def gradient_balls(
 ) -> dict[str, Ball]:
     """Sum the contributions of all blocks of rows to the gradients, and divide the sums by A.
 
-    ``rows_of`` returns the P, c and P' of a block of rows.
+    ``rows_of`` returns, for a block of rows, P, what is subtracted from dp, and P times the dropout mask.
     """
     problem = prepared.problem
     sums = {
@@ -203,7 +204,7 @@ def gradient_balls(
 
 
 def partial_shapes(problem: Problem, groups: Groups | None) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of dsinks and dbias and, if there are groups, of their partial sums."""
+    """Return the shapes of dsinks and dbias and, if there are groups of rows, of the partial sum of each group."""
     shapes: dict[str, tuple[int, ...]] = {}
     bias, sinks = problem.bias, problem.sinks
     if sinks is not None:
@@ -226,7 +227,7 @@ def add_partial(
     place: tuple[int, int, slice],
     groups: Groups | None,
 ) -> None:
-    """Add one block's dsinks [n, N], and its dz to dbias, in the totals and in the sums of each group of rows."""
+    """Add one block's dsinks [n, N], and its dz to dbias, both to the totals and to the sum of each group of rows."""
     _, h, rows = place
     everything = np.ones(weights.error.size, dtype=np.bool_)
     choices: list[tuple[str, tuple[int, ...], NDArray[np.bool_]]] = [("", (), everything)]

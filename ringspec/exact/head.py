@@ -1,7 +1,9 @@
-"""o and the gradients of some rows of one head: exact integer products with P.
+"""o and the gradients of some rows of one head: exact integer products with the probabilities P.
 
-Write A = 1 - dropout_p, a dyadic number, and g' = keep * <dy, v>, so that dp = g'/A. Everything is
-multiplied by A, which keeps it dyadic, and divided by A once, at the end (:func:`divide`):
+Every number is an integer times a power of two. Let ``keep`` be the dropout mask (0 or 1), A = 1 - dropout_p and
+g' = keep * <dy, v>, so that dp = g'/A. All results are computed times A, and divided by A once, at the end
+(:func:`divide`), because a division is not exact. t is the tanh of a soft cap, and dz the gradient of the scores before
+the soft cap:
 
     A o = P' v with P' = P keep          A dv = P'^T dy
     N_i = sum_j P_ij g'_ij = A delta_i   (delta = <dy, o>)
@@ -9,19 +11,19 @@ multiplied by A, which keeps it dyadic, and divided by A once, at the end (:func
     T_ij = P_ij D_ij = A ds_ij           A dz = T (1 - t**2) with a soft cap
     A dq = scale dz k                    A dk = scale dz^T q      A dsink = - sum_i P_sink c_i
 
-The errors follow, with e_i that of P in row i (in units of 2**-F) and sums over visible pairs:
+The computation has F bits, and errors are in units of 2**-F. Let e_i be the error of P in row i, err(x) the error of
+another number x, and x^ the computed value of x. Sums run over visible pairs:
 
 1. Products of P with exact numbers add no error. So A o is off by e_i sum_j keep |v|, A dv by
-   sum_i keep e_i |dy|, N_i by e_i sum_j |g'|. In a row without sinks whose g' all equal one g,
+   sum_i keep e_i |dy|, and N_i by e_i sum_j |g'|. In a row without sinks in which all g' are equal to one number g,
    N_i = g exactly.
-2. T: |P^ D^ - P D| <= |P^ - P| |D^| + P |D^ - D| <= e_i max_j |D^_ij| + err(c_i), because P <= 1. In
-   a block backward c_i is exact, and P may be larger. The cut to F bits adds less than 1, and so does
-   the cut of the bound: hence + 2, or + 0 in a row where e_i and err(c_i) are 0 and nothing
-   was cut.
-3. dz: |T^ w^ - T w| <= err(T) w^ + |T| |w^ - w| <= err(T) + 2 (max_j |T^| + err(T)) units, because
-   w <= 1 is off by at most 2; + 2 for the cuts. Without a soft cap, dz = T.
-4. dq, dk, dbias and dsinks as in 1: sums of the row's bound times |k|, |q|, 1, or of
-   e_i |c_i| + err(c_i) (because P_sink <= 1; in a block backward c_i is exact).
+2. T: |P^ D^ - P D| <= |P^ - P| |D^| + P |D^ - D| <= e_i max_j |D^_ij| + err(c_i), because P <= 1. If the caller gives
+   lse and delta, P may be larger, but c_i is exact. Cutting T to F bits adds less than 1, and so does cutting the
+   bound; so 2 is added. Nothing is added in a row where e_i and err(c_i) are 0 and nothing was cut.
+3. dz, with w = 1 - t**2: |T^ w^ - T w| <= err(T) w^ + |T| |w^ - w| <= err(T) + 2 (max_j |T^| + err(T)) units, because
+   w <= 1 is off by at most 2. Again 2 is added for the cuts. Without a soft cap, dz = T.
+4. dq, dk, dbias and dsinks as in 1. For dq, dk and dbias, the error of dz is multiplied by |k|, |q| or 1, and summed.
+   For dsinks, e_i |c_i| + err(c_i) is summed, because P_sink <= 1 (or c_i is exact).
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Subtracted:
-    """The numbers c_i = A (delta_i - dlse_i) [n] with their errors, and g', one number for each visible pair."""
+    """The numbers c_i = A (delta_i - dlse_i) [n] with their errors, and g' for each visible pair."""
 
     c: Ball
     g: Fixed
@@ -92,7 +94,7 @@ def dropped(values: Units, pairs: Logits, kept: NDArray | None) -> Units:
 
 
 def kept_digits(weights: Weights, kept: NDArray | None, shape: tuple[int, int]) -> Digits:
-    """Return P' = P keep as a matrix [n, Sk], in 16-bit digits; o and dv are products with it."""
+    """Return P' = P keep as a matrix [n, Sk], in 16-bit digits; o and dv are products with this matrix."""
     pairs = weights.logits
     return digits_of(dense(dropped(weights.p, pairs, kept), pairs, shape))
 
@@ -141,7 +143,7 @@ def shares(prepared: Prepared, weights: Weights, by: Subtracted, operands: Opera
 def gradient_products(
     prepared: Prepared, weights: Weights, dz: RowBall, operands: Operands, scale: int
 ) -> tuple[Ball, Ball, Ball]:
-    """Compute scale dz k, scale dz^T q and P'^T dy (step 4); ``scale`` is in units of the problem's scale."""
+    """Compute scale dz k, scale dz^T q and P'^T dy (steps 1 and 4); ``scale`` is the integer of the softmax scale."""
     pairs, q, k, dy = weights.logits, operands.q, operands.k, operands.dy
     shape = (weights.error.size, len(k))
     mask = visible(pairs, shape, None)
@@ -204,7 +206,7 @@ def score_gradient(weights: Weights, by: Subtracted) -> RowBall:
 
 
 def times_p(weights: Weights, d: Units, radius: Units, bits: int) -> RowBall:
-    """Compute P d of the visible pairs, rounded down to units of 2**-F (step 2).
+    """Multiply P of each visible pair by ``d``, and round the product down to units of 2**-F (step 2).
 
     ``d``: one number for each pair; ``radius``: its error for each row; both are in units of 2**-bits.
     """

@@ -1,15 +1,15 @@
 """Numbers as integers times a power of two, and exact matrix products of them.
 
-Every finite float64 is an integer times 2**-bits. Sums and products of such numbers have the same form, so everything in
-this module is exact. In the package, only :mod:`~ringspec.exact.elementary` and divisions round, and they state their
-error.
+Every finite float64 is an integer times 2**-bits. Sums and products of such numbers have the same form, so everything
+in this module is exact. In ``ringspec.exact``, only :mod:`~ringspec.exact.elementary` and divisions are inexact, and
+their errors are stated.
 
 Why :func:`matmul` is exact: the operands are cut into digits of 16 bits, the low digits in [0, 2**16), the top digit in
 [-2**15, 2**15). A float64 matrix product of two digit matrices sums k <= 2**20 products of magnitude < 2**32. Every
-partial sum, in any order, is an integer of magnitude < 2**52, which float64 represents exactly; so is the sum or
-difference of two partial sums. So no order of summation, blocking, fused multiply-add or number of threads can
-change the result. At most 2**9 such matrix products are added in int64, where the sum has a magnitude <= 2**61. The
-final sums are put together from their carries as Python integers.
+partial sum is an integer of magnitude < 2**52 in any order of summation, so float64 represents it exactly, and also the
+sum or difference of two partial sums. The result therefore does not depend on the order of summation, blocking, fused
+multiply-add or the number of threads. At most 2**9 such matrix products are added in int64, where the sum has a
+magnitude <= 2**61. Python integers are assembled from these sums.
 
 A BLAS that computes float64 products in lower precision would break this argument. Each product is therefore checked:
 the sums of its columns are computed again from the digits, in int64 modulo 2**64. A product that fails the check is
@@ -47,7 +47,7 @@ class Fixed:
 
 
 def fixed(x: Array) -> Fixed:
-    """Convert finite float64 numbers to integers exactly; the whole array gets one ``bits``, the smallest possible.
+    """Convert finite float64 numbers to integers, exactly; the whole array shares the smallest possible ``bits``.
 
     Raises RingspecError ('arithmetic-mode') if this process treats subnormal numbers as zero.
 
@@ -124,7 +124,7 @@ def digit(digits: Digits, place: int) -> NDArray[np.int64]:
 
 
 def blas_product(a: Array, b: Array) -> Array:
-    """Multiply by BLAS; this is the only product in the package that uses float64 arithmetic."""
+    """Multiply by BLAS; this is the only product in ``ringspec.exact`` that uses float64 arithmetic."""
     return a @ b
 
 

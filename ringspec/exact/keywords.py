@@ -1,7 +1,8 @@
 """Attention and its gradients with the keywords of ``ringspec.attention``, correctly rounded.
 
 :mod:`ringspec.problem.options` validates the keywords. :mod:`ringspec.spec` decides only which pairs are
-visible (MASK-9) and which of them dropout keeps (DROP-1); it computes no number of a result.
+visible (rule MASK-9) and which of them dropout keeps (DROP-1); it computes no number of a result. The functions can
+also return *row scales*: for each row, the unit in which its errors are measured.
 """
 
 from __future__ import annotations

@@ -65,12 +65,14 @@ def dyadic(x: Fraction) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Logits:
-    """The visible pairs (i, j) of some rows in row order, and arrays with one number for each pair.
+    """The visible pairs (i, j) of some rows in row order, and their logits, computed with F bits.
 
-    ``z``: logits before the soft cap, exact, as integers in a common unit. ``s``: logits in units of 2**-s_bits, off by
-    at most ``error`` units of 2**-F (0 without a soft cap). ``slope``: 1 - tanh(z / c)**2 in units of 2**-F, off by at
-    most 2 units; None without a soft cap. ``filled``: the rows with a visible key; ``starts``: the first pair of each of
-    these rows. ``count`` [n]: the number of visible keys of every row.
+    One number for each pair: ``z``, the logit before the soft cap c, exact, as an integer in a common unit; ``s``, the
+    logit in units of 2**-s_bits, off by at most ``error`` units of 2**-F (0 without a soft cap); ``slope``,
+    1 - tanh(z / c)**2 in units of 2**-F, off by at most 2 units, or None without a soft cap.
+
+    ``filled``: the rows with a visible key; ``starts``: the index of the first pair of each of these rows. ``count``
+    [n]: the number of visible keys of every row.
     """
 
     i: Indices
@@ -112,10 +114,12 @@ def plus(a: Fixed, b: Fixed) -> Fixed:
 
 
 def capped(z: Fixed, softcap: tuple[int, int], bits: int) -> tuple[Units, int, Units]:
-    """Compute c * tanh(z / c) at bits + 8, off by less than one unit of 2**-bits, and 1 - t**2 at bits.
+    """Compute s = c * tanh(z / c), and the slope 1 - tanh(z / c)**2.
 
-    With w = bits + 32 + log2 c, the error c * 7 units at w is <= 7 * 2**-32 units of 2**-bits; the cut to bits + 8 adds
-    2**-8. The slope is off by 13 units at w and by the cut: less than 2 units of 2**-bits.
+    s is in units of 2**-(bits + 8), and is off by less than 2**-bits. Proof: tanh is computed in units of 2**-w with
+    w = bits + 32 + log2 c, and is off by at most 7 such units. Times c, this error is at most 7 * 2**-32 * 2**-bits.
+    The cut to bits + 8 binary places adds 2**-8 * 2**-bits. The slope is in units of 2**-bits. It is off by 13 units of
+    2**-w and by the cut, together by less than 2 units of 2**-bits.
     """
     cap, cap_bits = softcap
     work = bits + GUARD + max(0, cap.bit_length() - cap_bits)
@@ -127,7 +131,7 @@ def capped(z: Fixed, softcap: tuple[int, int], bits: int) -> tuple[Units, int, U
 
 
 def per_row(function: np.ufunc, x: Units, logits: Logits, otherwise: int) -> Units:
-    """Apply ``function.reduce`` to the pairs of each row; ``otherwise`` is the result for rows without pairs."""
+    """Reduce the numbers ``x`` of each row's pairs with ``function``; rows without pairs get ``otherwise``."""
     result = np.full(logits.count.shape, otherwise, dtype=object)
     if logits.filled.size:
         result[logits.filled] = function.reduceat(x, logits.starts)

@@ -1,4 +1,4 @@
-"""The problem to evaluate: the tensors and options of the definition (docs/spec/index.md), whose values are exact."""
+"""The problem to evaluate: tensors and options, whose float64 values are taken as exact (docs/spec/index.md)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Booleans = NDArray[np.bool_]
 class Problem:
     """One problem: q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv] in float64, with masks and options.
 
-    ``visible`` (bool, the whole mask; None: all visible), ``bias`` (float64; -inf hides the pair) and ``keep`` (bool, the
-    dropout mask) have four axes and are broadcastable to [B, H, Sq, Sk]. ``sinks``: float64 [H, N]. ``scale``,
+    ``visible`` (bool, the whole mask; None: all visible), ``bias`` (float64; -inf hides the pair) and ``keep`` (bool,
+    the dropout mask) have four axes and are broadcastable to [B, H, Sq, Sk]. ``sinks``: float64 [H, N]. ``scale``,
     ``softcap``, ``dropout_p``: float64 numbers. Raises ShapeError, NonFiniteError or OptionError.
     """
 

@@ -1,22 +1,25 @@
 """Prove that an element of a result is a rational number, and compute its value.
 
-If a value lies exactly on a midpoint of a format, no interval decides its rounding, however narrow it is. Such
-values are rational, and a result is rational only if the exponentials cancel. This file proves such cases from exact
-integers. Every proof uses only that P of a row sums to 1 (including the sinks' part):
+If a value lies exactly on a midpoint between two numbers of a format, no interval decides its rounding, however narrow
+it is. Such values are rational, and a result is rational only if the exponentials cancel. This module proves such
+cases with exact fractions. Every proof uses only that the probabilities P of a row sum to 1, including those of the
+sinks. Let A = 1 - dropout_p, ``keep`` the dropout mask, z a logit before the soft cap, and dz its gradient:
 
 - o: if the mean of keep v/A is the same in every group of equal logits, o is that mean. Here a sink
   counts as a key with v = 0.
-- P: if all logits of a row (and its sinks) are equal, P = 1/n.
-- dz: if P of the row is 1/n; or if every dp - delta + dlse of the row is 0 because all dp are
-  equal (and there is no sink, or those of the sinks are 0 too). With a soft cap, dz is rational where ds = 0 or z = 0.
-- dbias with a broadcast key axis: sum_j ds = dlse over a row with keys, without sinks and soft cap.
-- dq if all visible k are one number: scale k sum_j ds = scale k dlse, without sinks and soft cap.
+- P: if all n logits of a row (including its sinks) are equal, P = 1/n.
+- dz without a soft cap is rational in two cases: every P of the row is 1/n, or all dp of the row are equal and every
+  dp - delta + dlse is 0 (also for the sinks, if there are any). With a soft cap, it is also required that ds = 0 or
+  z = 0.
+- dbias that is summed over keys: it is the sum of dlse over rows with keys, without sinks and soft cap.
+- dq: if all visible k have the same value, dq = scale k sum_j ds = scale k dlse, without sinks and soft cap.
 - dq, dk, dv, dbias, dsinks: sums in which every term is rational or has a factor 0.
-- The row scale of o: where the largest of its sums of P keep |v| / A is rational as o is.
+- The row scale of o, the unit of its errors: it is a rational factor times the largest of the sums of P keep |v| / A.
+  This sum may be rational in the same way as o.
 
-An element without a proof here may still be rational. If no precision decides it, it is refused.
-(For o without a soft cap, the theorem of Lindemann and Weierstrass shows that nothing else can be rational.
-In the sums over rows of dk and dv other cancellations are conceivable; these would be refused.)
+An element without a proof here may still be rational. If no precision decides its rounding, an error is raised.
+(For o without a soft cap, the theorem of Lindemann and Weierstrass shows that there are no other rational values. In
+the sums over rows of dk and dv, other cancellations are conceivable; they would raise the error.)
 """
 
 from __future__ import annotations
@@ -37,9 +40,10 @@ LARGEST_LOGIT = 1e6
 
 @dataclass(frozen=True)
 class Row:
-    """One query row with exact numbers: its visible keys ``j``, their logits ``z`` and dropout factors, and the sinks.
+    """One query row as exact fractions.
 
-    ``capped``: whether there is a soft cap.
+    ``j``: the visible keys. ``z``: their logits before the soft cap. ``factor``: their dropout factors. ``sinks``: the
+    sinks. ``capped``: whether there is a soft cap.
     """
 
     j: list[int]
@@ -50,9 +54,9 @@ class Row:
 
     @cached_property
     def terms_as_keys(self) -> list[object]:
-        """A dictionary key for each term of the softmax, sinks last; terms with equal keys are provably equal.
+        """A label for each term of the softmax, sinks last; terms with equal labels are provably equal.
 
-        With a soft cap a logit is c tanh(z/c), which is provably equal to a sink only if both are 0.
+        With a soft cap c, the logit is c tanh(z/c), which is provably equal to a sink only if both are 0.
         """
         sinks = [sink if not self.capped or sink == 0 else ("sink", sink) for sink in self.sinks]
         return [*self.z, *sinks]
@@ -151,8 +155,8 @@ class Prover:
     def scale(self, tensor: str, index: tuple[int, ...]) -> Fraction | None:
         """Return the row scale of o if it is provably rational, else None; also None for other tensors.
 
-        The row scale is the largest of the sums of P keep |v| / A over d. The largest sum is found in float64, whose
-        error is far below MARGIN.
+        The row scale is kappa (:meth:`condition`) times the largest of the sums of P keep |v| / A, one for each d. The
+        largest sum is found in float64, whose error is far below MARGIN.
         """
         if tensor != "o":
             return None
@@ -187,9 +191,9 @@ class Prover:
         return 1 + max([*sizes, *map(abs, row.sinks)], default=Fraction(0))
 
     def score_gradients(self, b: int, h: int, i: int) -> tuple[Numbers, Numbers] | None:
-        """Return dz of the visible keys of a row, and what the row adds to the gradient of each sink.
+        """Return dz of the visible keys of a row, and the number that the row adds to the gradient of each sink.
 
-        None if dz is not provably rational.
+        The number is returned in a list, which is empty without sinks. None if dz is not provably rational.
         """
         if (b, h, i) not in self.gradients:
             self.gradients[b, h, i] = self.find_score_gradients(b, h, i)

@@ -1,13 +1,13 @@
-"""Round an interval of integers once, to the correctly rounded number, or report 'undecided'.
+"""Round an interval to the correctly rounded number, or report that the interval does not decide it.
 
 Rounding to nearest even is monotone: if both ends of an interval around the true value round to
-the same number, the true value does too (Ziv's test). Zero is always +0, so an interval inside half the
-least subnormal number is decided as well.
+the same number, the true value does too (Ziv's test). Zero is always +0, so an interval whose ends are both closer to 0
+than half the least subnormal number is decided as well.
 
-Each end is rounded directly from its integer, of which 64 leading bits are kept. The last of these bits is sticky: it is
-1 if any lower bit was set ("rounding to odd"). The 64 bits then decide rounding to nearest even in every format of at
-most 61 significant bits, also for subnormal numbers. The code merges the two lowest bits, which leaves 63 bits, and a
-midpoint of such a format has at most 62.
+Each end is rounded directly from its integer, of which 64 leading bits are kept. The last of these bits is sticky: it
+is 1 if any lower bit was set ("rounding to odd"). The 64 bits then decide rounding to nearest even in every format of
+at most 61 significant bits, also for subnormal numbers. The code merges the two lowest bits, which leaves 63 bits, and
+a midpoint of such a format has at most 62.
 
 Source: S. Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
 using rounding to odd" (IEEE Transactions on Computers 57, 2008), https://doi.org/10.1109/TC.2007.70819.
@@ -47,7 +47,10 @@ class Ball:
 
 @dataclass(frozen=True)
 class Leading:
-    """Sign, 64 leading bits (the last one sticky) and exponent; the absolute value is about word * 2**(exponent - 63)."""
+    """Numbers as a sign, a ``word`` of 64 leading bits (the last bit is sticky) and an exponent.
+
+    The absolute value is about word * 2**(exponent - 63).
+    """
 
     negative: Booleans
     word: NDArray[np.uint64]

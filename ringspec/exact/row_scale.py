@@ -1,18 +1,24 @@
-"""The row scales (docs/spec/numbers.md), computed with the same method as the results.
+"""Compute row scales with the same exact method as the results. A row scale is the unit for the errors of one row.
 
-kappa_i = 1 + max(max_j(|scale| sum |q||k| + |bias|), max |sink|) is dyadic, so it is exact. With
-A = 1 - dropout_p, g = keep sum_d |dy||v| and O_i = sum_j P keep |v| (= A times the scale of o
-without kappa):
+To compute the row scale, take the sum that defines the row's result, and replace every term by its absolute value.
+Multiply it by kappa, which says how sensitive the row's exponentials are to rounding (docs/spec/numbers.md).
 
-    a_ij A = P_ij (g_ij + sum_d |dy| O_i + A |dlse_i|)
-    o: kappa_i O_i / A        lse: kappa_i + |lse_i|       dv: sum_i kappa_i P keep |dy| / A
-    dq: scale kappa_i sum_j a|k|        dk: scale sum_i kappa_i a|q|
-    dbias: kappa_i a, summed as dbias   dsinks: sum_i P_sink kappa_i (sum|dy| O_i / A + |dlse_i|)
+Let ``keep`` be the dropout mask (0 or 1), A = 1 - dropout_p, g = keep sum_d |dy||v| and O_i = sum_j P keep |v|. Then
+the scales are these numbers, or the largest of them over d::
 
-The row scale is the largest of these sums over d. As in ``head``, the error of a sum is e_i, the error of P in row i,
-times an exact sum. b_ij = g_ij + sum|dy| O_i + A|dlse_i| has the error err(b_i) = e_i sum|dy| sum_j keep|v|, so
-err(a_ij A) <= e_i max_j b^_ij + err(b_i) max(P, 1), where b^ is the computed b. The largest of several balls
-(intervals) lies between the largest of their lower ends and the largest of their upper ends.
+    kappa_i = 1 + max(max_j(|scale| sum |q||k| + |bias|), max |sink|)
+    a_ij    = P_ij b_ij / A,   b_ij = g_ij + sum_d |dy| O_i + A |dlse_i|
+
+    o: kappa_i O_i / A                  dv: sum_i kappa_i P keep |dy| / A
+    dq: |scale| kappa_i sum_j a|k|      dk: |scale| sum_i kappa_i a|q|
+    lse: kappa_i + |lse_i|
+    dbias: kappa_i a, summed as dbias   dsinks: sum_i P_sink kappa_i (sum_d |dy| O_i / A + |dlse_i|)
+
+**Errors.** kappa is an integer times a power of two, so it is exact. Let e_i be the error of P in row i. The error of a
+sum of P times exact numbers is e_i times the sum of these numbers, so b_ij is off by at most
+err(b_i) = e_i sum_d |dy| sum_j keep |v|. With b^ for the computed b, a_ij A is off by at most
+e_i max_j b^_ij + err(b_i) max(P, 1). A ball is an interval with a middle and a radius. The largest of several numbers
+lies between the largest lower end and the largest upper end of their balls.
 """
 
 from __future__ import annotations
@@ -59,10 +65,11 @@ def scale_balls(
     groups: Groups | None = None,
     by: Given | None = None,
 ) -> dict[str, Ball]:
-    """Compute the row scales of o and lse [B, H, Sq] and, if ``seeds`` is given, those of the gradients.
+    """Compute the row scales of o and lse [B, H, Sq] and, if ``seeds`` (dy and dlse) are given, of the gradients.
 
-    ``by``: lse and delta of a block backward. P is then exp(s - lse), A |delta| replaces sum|dy| O + A |dlse|, and the
-    result lacks o and lse.
+    ``bits``: the number of bits of the computation. ``groups``: groups of rows for which dsinks and dbias are also
+    summed separately. ``by``: lse and delta, if the caller gives them. Then P = exp(s - lse), A |delta| replaces sum_d
+    |dy| O + A |dlse|, and the result lacks o and lse.
     """
     problem = prepared.problem
     kept = prepared.kept
@@ -101,7 +108,7 @@ def scale_balls(
 
 @dataclass(frozen=True)
 class Block:
-    """The weights P of some rows of one head, with kappa [n] and with P keep in digits."""
+    """P of some rows of one head (``weights``), their kappa [n], and P keep as 16-bit digits (``p``)."""
 
     prepared: Prepared
     weights: Weights
@@ -137,7 +144,7 @@ def scaled_rows(ball: Ball, kappa: Fixed) -> Ball:
 
 
 def absolute_lse(weights: Weights, kappa: Fixed) -> Ball:
-    """Compute kappa + |lse|; an empty row's lse counts as 0."""
+    """Compute kappa + |lse|, with lse = 0 for an empty row."""
     lse = weights.lse
     bits = max(lse.bits, kappa.bits)
     up = bits - lse.bits
@@ -147,7 +154,7 @@ def absolute_lse(weights: Weights, kappa: Fixed) -> Ball:
 def add_gradients(
     sums: dict[str, Sums], block: Block, row: Ball, seed: Fixed, groups: Groups | None
 ) -> None:
-    """Add the contribution of some rows to the row scales of the gradients.
+    """Add what some rows contribute to the row scales of the gradients.
 
     ``row`` [n]: the result of :func:`row_term` or :func:`given_term`. ``seed``: dy.
     """
@@ -176,7 +183,7 @@ def add_gradients(
 
 
 def row_term(block: Block, values: Ball, seeds: Seeds) -> Ball:
-    """Compute sum|dy| O + A|dlse| of each row [n]; 0 in an empty row, which contributes no gradient."""
+    """Compute sum_d |dy| O + A |dlse| of each row [n]; it is 0 in an empty row, which contributes no gradient."""
     b, h, rows = block.place
     dy = abs(seeds.dy.units[b, h, rows])
     a_dlse = times_kept(seeds.dlse[b, h, rows], block.prepared.kept)
@@ -189,14 +196,14 @@ def row_term(block: Block, values: Ball, seeds: Seeds) -> Ball:
 
 
 def given_term(block: Block, by: Given) -> Ball:
-    """Compute A|delta| of each row [n]."""
+    """Compute A |delta| of each row [n], from the delta that the caller gives."""
     delta = times_kept(by.delta[block.place], block.prepared.kept)
     middle = where(block.weights.empty, 0, abs(delta.units))
     return Ball(middle, zeros(middle.shape), delta.bits)
 
 
 def weighted(block: Block, row: Ball, seed: Fixed) -> RowBall:
-    """Compute a_ij A (see the module's docstring) of the visible pairs."""
+    """Compute a_ij A for each visible pair."""
     prepared, weights = block.prepared, block.weights
     b, h, rows = block.place
     problem, pairs = prepared.problem, weights.logits
@@ -210,7 +217,7 @@ def weighted(block: Block, row: Ball, seed: Fixed) -> RowBall:
 
 
 def sink_part(weights: Weights, row: Ball) -> Ball:
-    """Compute P_sink [n, N] times one number for each row."""
+    """Multiply P_sink [n, N] by the number of each row."""
     negative = sink_shares(weights, row)
     return Ball(-negative.middle, negative.radius, negative.bits)
 

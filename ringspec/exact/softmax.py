@@ -1,13 +1,13 @@
-"""P and lse of some rows of one head, with the error of each row.
+"""Compute the probabilities P and lse of some rows of one head with F bits, and bound the error of each row.
 
 Let m be the largest computed logit of the row; m is used as an exact number, because P does not depend on it. Let
 e_j = exp(s_j - m) be the true terms of the n keys and sinks, and z their sum. E and Z are the computed terms and their
 computed sum. Errors are in units of 2**-F:
 
-1. Terms. Without a soft cap, s_j - m is exact and exp is off by at most 2. With one, s_j is off by at
+1. Terms. Without a soft cap, s_j - m is exact and exp is off by at most 2. With a soft cap, s_j is off by at
    most 1 unit and exp(s_j - m) <= e**(2**-F), so e_j is off by less than 2 + 2 = 4. Let eps be
    this bound. The sum of the terms is off by at most n eps. The term of the maximum is computed as
-   exactly 1, and its true value is at least exp(-2**-F): so z >= 1/2.
+   exactly 1, and its true value is at least exp(-2**-F), so z >= 1/2.
 2. P. E/Z - e/z = (E - e)/z + (E/Z)(z - Z)/z, of magnitude <= (eps + n eps)/z <= 2 (n + 1) eps; rounding
    the quotient down adds 1. The same holds for the sinks' P.
 3. lse = m + log z: log is off by at most 2, and log Z - log z by at most n eps / min(Z, z) <= 2 n eps.
@@ -35,10 +35,10 @@ LARGEST_ROW = 1 << 30  # log requires sums below 2**31
 
 @dataclass(frozen=True)
 class Weights:
-    """P and lse of n query rows. P is in units of 2**-bits.
+    """P and lse of n query rows; P and its error are in units of 2**-bits.
 
-    ``p``: one number for each visible pair; ``sinks`` [n, N]: P of the sinks. ``error`` [n]: a bound of the error of every
-    P of a row, in the same units. ``empty`` [n]: rows without keys and sinks, whose ``lse`` is stored as 0.
+    ``p``: P of each visible pair. ``sinks`` [n, N]: P of the sinks. ``error`` [n]: a bound on the error of every P in a
+    row. ``empty`` [n]: rows without keys and sinks, whose ``lse`` is stored as 0.
     """
 
     logits: Logits
@@ -98,10 +98,10 @@ def largest(s: Units, sink: Units, pairs: Logits) -> Units:
 def all_equal(
     pairs: Logits, s: Units, m: Units, sink: Units, has_softcap: bool
 ) -> NDArray[np.bool_]:
-    """Return a mask of the rows whose terms are provably all equal; s, m and sink are in the same unit.
+    """Return a mask of the rows in which all keys and sinks have provably equal logits.
 
-    Keys are compared by their logits z before the soft cap, which are exact. With a soft cap, a key is provably equal to
-    a sink only if z and the sink are 0.
+    Keys are compared by their logits z before the soft cap, which are exact. With a soft cap, a key is provably equal
+    to a sink only if z and the sink are 0. ``s``, ``m`` and ``sink`` are in the same unit.
     """
     low, high = (per_row(f, pairs.z, pairs, 0) for f in (np.minimum, np.maximum))
     same = (low == high).astype(np.bool_)
@@ -126,12 +126,12 @@ def added(m: Fixed, log_z: Fixed, error: Units, empty: NDArray[np.bool_]) -> Bal
 def given_weights(
     prepared: Prepared, b: int, h: int, rows: slice, bits: int, lse: Fixed, empty: NDArray[np.bool_]
 ) -> Weights:
-    """Compute P = exp(s - lse) with the lse [n] that the caller gives, which is exact (BWD-11).
+    """Compute P = exp(s - lse) with the lse [n] that the caller gives, which counts as exact (rule BWD-11).
 
-    s - lse is exact without a soft cap, so P is off by at most 2 units. With one, s is off by at most 1
-    unit of 2**-F, which changes P by less than 2 max(P, 1) units. exp(0) = 1 is exact.
+    Without a soft cap, s - lse is exact, so P is off by at most 2 units. With a soft cap, s is off by at most 1
+    unit of 2**-F, which changes P by less than 2 max(P, 1) more units. exp(0) = 1 is exact.
 
-    Raises OptionError if a logit is above lse by more than about 5400.
+    Raises OptionError if a logit exceeds lse by more than about 5400.
     """
     pairs = logits(prepared, b, h, rows, bits)
     sink_logits = Fixed(zeros((0,)), 0) if prepared.sinks is None else prepared.sinks[h]

@@ -1,6 +1,7 @@
 """Correctly rounded results of a problem, in every requested format.
 
-Each result is the real number that the definition (docs/spec/index.md) gives, rounded once.
+Each result is the real number that the definition (docs/spec/index.md) gives, rounded once. The functions can also
+return *row scales*: for each row, the unit in which its errors are measured.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def backward(
 
     dy [B, H, Sq, Dv] and dlse [B, H, Sq] are float64. ``problem``, ``formats``, ``statistics``, ``scales`` and errors
     are those of :func:`forward`. ``row_groups`` [Sq]: the worker of each query row (-1: none); ``groups``: the number W
-    of workers. If both are given, the result also has ``dsinks_parts`` [W, H, N] and, if the bias is broadcast over rows,
-    ``dbias_parts`` [W, ...]: the sums over the rows of each worker.
+    of workers. If both are given, the result also has ``dsinks_parts`` [W, H, N] and, if the bias is broadcast over
+    rows, ``dbias_parts`` [W, ...]: the sums over the rows of each worker.
 
     >>> q = k = np.zeros((1, 1, 2, 1)); v = np.array([[[[1.0], [3.0]]]])
     >>> truth = backward(Problem(q, k, v, 1.0), np.ones((1, 1, 2, 1)))
@@ -138,7 +139,7 @@ def block_backward(
 ) -> Truth:
     """Compute the gradients from given lse and delta [B, H, Sq] of the whole rows, with p = exp(s - lse).
 
-    lse may be -inf (an empty row); a logit that exceeds lse by more than about 5400 is refused. ``problem``,
+    lse may be -inf (an empty row). A logit that exceeds lse by more than about 5400 raises OptionError. ``problem``,
     ``formats``, ``statistics``, ``scales``, ``row_groups`` and ``groups`` are as in :func:`backward`; the result has
     no o and lse.
 
@@ -184,9 +185,9 @@ def merge(
 ) -> Truth:
     """Merge normalised partial results o [N, B, H, S, Dv], lse [N, B, H, S] (natural log, or -inf).
 
-    The merged results are lse = log sum exp lse_n and o = sum exp(lse_n - lse) o_n. For each row this is the attention of
-    one query over N keys with the logits lse_n and the values o_n, so it is computed as such. ``formats``,
-    ``statistics`` and ``scales`` are those of :func:`forward`. Raises ShapeError and NonFiniteError.
+    The merged results are lse = log sum_n exp(lse_n) and o = sum_n exp(lse_n - lse) o_n. For each row this is the same
+    as attention of one query to N keys with the logits lse_n and the values o_n, so it is computed as such.
+    ``formats``, ``statistics`` and ``scales`` are those of :func:`forward`. Raises ShapeError and NonFiniteError.
 
     >>> truth = merge(np.array([1.0, 3.0]).reshape(2, 1, 1, 1, 1), np.zeros((2, 1, 1, 1)))
     >>> truth.tensors["o"]["float64"].item()
@@ -220,7 +221,7 @@ def merge(
 
 
 def unproven(tensor: str, index: tuple[int, ...]) -> Fraction | None:
-    """Return None: P of a block backward is an exponential of inputs, so no element is provably rational."""
+    """Return None: if lse is an input, P is an exponential of inputs, so no element is provably rational."""
     return None
 
 
@@ -269,7 +270,7 @@ def check_names(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_seeds(problem: Problem, dy: Array, per_row: Array | None, what: str) -> Array:
-    """Check that dy has o's shape and ``per_row`` one number for each query row, all finite; None means zeros."""
+    """Check that dy has the shape of o, and ``per_row`` one finite number for each query row; None means zeros."""
     check_array(dy, "dy", (*problem.q.shape[:3], problem.v.shape[3]))
     if per_row is None:
         return np.zeros(problem.q.shape[:3])

@@ -1,4 +1,6 @@
-"""Ziv's strategy: evaluate with F bits, round each element if its interval decides the rounding, else use more bits.
+"""Ziv's strategy: evaluate with F bits, and with more bits if an element's error interval does not decide its rounding.
+
+The error intervals of a tensor are given as a ball: a middle and a radius for each element.
 
 Source: A. Ziv, "Fast evaluation of elementary mathematical functions with correctly rounded last
 bit" (ACM TOMS 17, 1991), https://doi.org/10.1145/114697.116813.
@@ -26,11 +28,11 @@ FINE = 4096  # number of bits to which a fraction that is not dyadic is cut; fin
 
 
 def ladder_for(base: tuple[int, ...], *factors: NDArray | float) -> tuple[int, ...]:
-    """Return the numbers of bits F to try for results that are products of these factors.
+    """Return the numbers of bits F to try, for results that are exponentials times these factors.
 
-    The exponentials have an absolute error of about 2**-F, and are then multiplied by the factors. 1408 bits are 334
-    more than the least float64 subnormal 2**-1074 needs, a reserve for sums, divisions and bounds. A factor above
-    1 makes the error larger, so as many bits as its integer part has are added to the last F.
+    The exponentials have an absolute error of about 2**-F. The last F of ``base``, 1408, is 334 more than the least
+    float64 subnormal 2**-1074 needs; these 334 bits are a reserve for sums, divisions and bounds. A factor above 1
+    makes the error larger, so the number of bits of its integer part is added to the last F.
 
     >>> ladder_for((256, 640, 1408), np.array([0.5]), 2.0**100)
     (256, 640, 1509)
@@ -78,11 +80,12 @@ def settle(
     ladder: tuple[int, ...],
     prove: Prover,
 ) -> Tensors:
-    """Round every tensor of ``evaluate(F)`` correctly to each of its formats, in storage dtypes.
+    """Round every tensor of ``evaluate(F)`` correctly to each of its formats; return it in the format's storage dtype.
 
     ``names(tensor)``: the formats of a tensor. ``ladder``: the numbers of bits F to try. ``prove(tensor, index)``: the
-    value of an element as a fraction if the element is provably rational, else None. Only a rational element can lie
-    exactly on a midpoint of a format. Raises UndecidedError if an element is neither decided with the last F nor proven.
+    value of an element as a fraction if the element is provably rational, else None. Proofs are needed because a
+    rational value may lie exactly on a midpoint between two numbers of a format. Raises UndecidedError if an element is
+    neither decided with the last F nor proven.
     """
     progress: dict[str, Progress] = {}
     for bits in ladder:
@@ -110,7 +113,7 @@ def start(shape: tuple[int, ...], names: tuple[str, ...]) -> Progress:
 
 
 def take_fraction(state: Progress, index: tuple[int, ...], value: Fraction) -> None:
-    """Round a rational element and store it; a number that is not dyadic is enclosed in an interval of FINE bits."""
+    """Round a rational element and store it; a number that FINE bits do not represent is enclosed in an interval."""
     raised = value * (1 << FINE)
     below = raised.numerator // raised.denominator
     radius = 0 if raised.denominator == 1 else 1

@@ -1,8 +1,8 @@
 """Attention near the speed of this machine's matrix products; :mod:`ringspec.spec` remains the definition.
 
 The specification is written to be read; this package is for long sequences. It computes the same results
-in blocks, with NumPy and threads, in float64 or float32. The memory that it needs grows linearly with the
-sequence length S. Nothing in ``ringspec.spec`` imports this package; ``ringspec.ring`` accepts its functions as
+in tiles, with NumPy and threads, in float64 or float32. The memory that it needs grows linearly with the
+sequence length. Nothing in ``ringspec.spec`` imports this package; ``ringspec.ring`` accepts its functions as
 arguments:
 
 >>> import numpy as np, ringspec as rs
@@ -14,8 +14,8 @@ True
 
 Its modules, in reading order:
 
-``plan``                        classifies tiles by positions
-``job``                         a block prepared for tiling
+``plan``                        finds the tiles that a mask hides, from positions alone
+``job``                         one attention problem, or one block of a ring, prepared for tiling
 ``forward``, ``backward``       the passes over one head
 ``passes``                      splits a pass over all heads into tasks
 ``dense``, ``blocks``, ``merge``   the public functions

@@ -1,11 +1,20 @@
-"""The backward pass of one key head: a loop over chunks of keys, row blocks and tiles.
+"""The backward pass of one key head.
 
-Without soft cap, dropout and bias, the operands of the products have one more column. The product of q | -lse and
-k | 1 is s - lse, and that of dy | -delta and v | 1 is dp - delta. The elementwise work on a tile is then only exp and
-one multiplication. A product over 129 columns costs less than 1 % more than one over 128.
+A row block is an interval of queries, a run an interval of keys, and a tile all pairs of a row block and a run
+(:mod:`ringspec.fast.plan`). A chunk consists of one or more runs. The pass is a loop over the chunks, over the query
+heads that share the key head, and over the tiles.
 
-Each task adds to dk and dv of its own keys only. If several tasks add to dq of the same rows, each has its own copy of
-dq, and the copies are added in a fixed order. So no update is atomic, and no result depends on the number of threads.
+Let ``x | c`` mean the matrix x with a column c appended, and row_term = delta - dlse. The product of q | -lse and k | 1
+is s - lse, and the product of dy | -row_term and v | 1 is dp - row_term. Without soft cap, dropout and bias, the
+elementwise work on a tile is then only exp and one multiplication. A product over 129 columns costs less than 1 % more
+than a product over 128 columns.
+
+A :class:`~ringspec.fast.job.Job` holds q, k and v, the mask and the tiles. The job's type, float64 or float32, is the
+type of the computation.
+
+Chunks are divided among tasks, which run on threads. Each task adds to dk and dv of its own keys only. If several tasks
+add to dq of the same rows, each has its own copy of dq, and the copies are added in a fixed order. No update needs to
+be atomic, and no result depends on the number of threads.
 
 Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithm 2).
 """
@@ -30,7 +39,7 @@ NEVER = 1e30
 
 @dataclass(frozen=True)
 class Seeds:
-    """Inputs of the backward pass that come from the forward pass and the loss.
+    """The inputs of the backward pass besides q, k and v.
 
     ``dy`` [B, H, n_q, Dv] in any float type; ``lse`` and ``row_term`` = delta - dlse, [B, H, n_q] in float64.
     """
@@ -44,9 +53,9 @@ class Seeds:
 class Shares:
     """The accumulators of the gradients.
 
-    ``dq``: one array [B, H, n_q, D] for each of the tasks that share the keys of a head, without the factor scale.
-    ``dk`` and ``dv`` have the shapes of k and v. dq, dk and dv have the job's type. ``dbias`` is float64, in the shape
-    of the bias.
+    ``dq``: for each of the tasks that share the keys of a head, an array [B, H, n_q, D] that is not yet multiplied by
+    the softmax scale. ``dk`` and ``dv`` have the shapes of k and v. dq, dk and dv have the job's type. ``dbias`` is
+    float64, in the shape of the bias.
     """
 
     dq: list[Floats]
@@ -59,9 +68,9 @@ class Shares:
 class Operands:
     """The operands of the products of one key head and its G query heads, in the job's type.
 
-    ``x | c`` means x with one more column c. ``q_lse``: q times scale | -lse [G, n_q, D + 1]. ``dy_delta``: dy | -delta
-    [G, n_q, Dv + 1]. ``k_one``: k | 1 [n_k, D + 1]. ``v_one``: v | 1 [n_k, Dv + 1]. ``finite`` is False if k was
-    searched for NaN and infinity and contains either.
+    ``q_lse``: (q times scale) | -lse [G, n_q, D + 1]. ``dy_delta``: dy | -row_term [G, n_q, Dv + 1]. ``k_one``: k | 1
+    [n_k, D + 1]. ``v_one``: v | 1 [n_k, Dv + 1]. ``finite`` is False if k was searched for NaN and infinity and
+    contains either.
     """
 
     q_lse: Floats
@@ -117,10 +126,10 @@ def chunks(job: Job) -> list[tuple[int, int]]:
 def backward_keys(
     job: Job, operands: Operands, shares: Shares, batch: int, key_head: int, part: int
 ) -> bool:
-    """Compute the gradients of chunks part, part + P, part + 2 P, ... of one head's keys; return if all are finite.
+    """Run task number ``part`` of one key head: add the gradients of its chunks; return whether dk and dv are finite.
 
-    P = ``len(shares.dq)`` tasks share the chunks of a head. Before it adds to them, a task sets to 0 the rows of its
-    head in ``shares.dq[part]``, and dk and dv of its chunks.
+    P = ``len(shares.dq)`` tasks share the chunks of a head; this one computes chunks part, part + P, part + 2 P, and so
+    on. First it sets its accumulators to 0: ``shares.dq[part]`` of its head, and dk and dv of its chunks.
     """
     group = job.terms.group
     numbers = range(key_head * group, (key_head + 1) * group)
@@ -144,7 +153,7 @@ def backward_keys(
 def backward_tile(
     head: Head, operands: Operands, shares: Shares, q0: int, q1: int, tile: Tile, part: int
 ) -> None:
-    """Add one tile's contributions to dq, dk, dv and dbias (BWD-2 to BWD-8)."""
+    """Add one tile's contributions to dq, dk, dv and dbias (rules BWD-2 to BWD-8)."""
     job, rows, keys = head.job, slice(q0, q1), slice(tile.start, tile.stop)
     key_head, of_group = divmod(head.head, job.terms.group)
     of_rows, of_keys = (head.batch, head.head, rows), (head.batch, key_head, keys)
@@ -178,10 +187,7 @@ def bias_of(dbias: Array, head: Head) -> Array:
 def plain_tile(
     job: Job, q_lse: Floats, dy_delta: Floats, k_one: Floats, v_one: Floats, tile: Tile
 ) -> tuple[Floats, Floats]:
-    """Compute P and the gradient dz of the scores of a tile without soft cap, dropout and bias.
-
-    This takes two products, exp and one multiplication.
-    """
+    """Compute P and the gradient dz of the scores of a tile, without soft cap, dropout and bias."""
     shape = (q_lse.shape[0], k_one.shape[0])
     p = SCRATCH.get("s", shape, job.dtype)
     np.matmul(q_lse, k_one.T, out=p)
@@ -197,7 +203,7 @@ def plain_tile(
 def featured_tile(
     job: Job, q_lse: Floats, dy_delta: Floats, k_one: Floats, v_one: Floats, tile: Tile
 ) -> tuple[Floats, Floats]:
-    """Compute P times the dropout factor, and the gradient dz of the scores, with soft cap, dropout and bias."""
+    """Compute P times the dropout factor, and dz, the gradient of the scores before the soft cap, with all features."""
     shape = (q_lse.shape[0], k_one.shape[0])
     p = SCRATCH.get("s", shape, job.dtype)
     np.matmul(q_lse[:, :-1], k_one[:, :-1].T, out=p)

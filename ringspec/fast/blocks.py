@@ -1,6 +1,7 @@
-"""The block computation of a ring, for ``ringspec.ring(..., block_forward=, block_backward=)``.
+"""Compute one block of a ring: functions for ``ringspec.ring(..., block_forward=, block_backward=)``.
 
-The signatures are those of ``spec.block``, plus the keywords ``threads``, ``sizes`` and ``kept``.
+In each step of a ring, a worker computes with its own queries and one block of keys, or the reverse. The signatures are
+those of ``spec.block``, plus the keywords ``threads``, ``sizes`` and ``kept``.
 
 Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
 
@@ -32,7 +33,7 @@ from ringspec.spec.online_softmax import SoftmaxState
 
 
 def computed_in(recipe: Recipe) -> str:
-    """Return 'float64' or 'float32', the one type in which a recipe computes and stores everything.
+    """Return 'float64' or 'float32' if the recipe uses this type at each of its rounding points.
 
     Any other recipe raises :class:`~ringspec.errors.OptionError` ('fast-recipe'), because BLAS products and elementwise
     operations cannot round to other types.
@@ -60,16 +61,16 @@ def block_forward(
     sizes: TileSizes | None = None,
     kept: Kept | None = None,
 ) -> SoftmaxState:
-    """Return the softmax state (m, l, o) of queries q over the keys k and values v of one block; o is not normalised.
+    """Return the softmax state (m, l, o) of queries q over one block of keys k and values v; o is not yet divided by l.
 
     q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``tile`` is as in
     :func:`ringspec.spec.block.block_forward`. ``tile.recipe`` must be float64 or float32 at every rounding point; the
     block is computed in that type. ``threads`` and ``sizes`` are as in :func:`blocks`; ``kept`` is a cache of values
     derived from read-only arrays.
 
-    Returns m and l [B, H, n_q] in float64, and o [B, H, n_q, Dv] in the type of the computation. m is the number that
-    was subtracted from the scores of a row, not always their maximum: (m, l, o) represent the same softmax for any m,
-    because l and o are the sums of exp(s - m) and of exp(s - m) v.
+    Returns m and l [B, H, n_q] in float64, and o [B, H, n_q, Dv] in the type of the computation. l and o are the sums
+    of exp(s - m) and of exp(s - m) v. m is not always the maximum of a row's scores s, because (m, l, o) represent the
+    same softmax for any m.
 
     Raises :class:`~ringspec.errors.OptionError`, with the code 'fast-recipe' if the recipe has another type.
     """
@@ -94,7 +95,7 @@ def block_backward(
     sizes: TileSizes | None = None,
     kept: Kept | None = None,
 ) -> BlockGradients:
-    """Compute the contribution of one block to every gradient (BWD-11).
+    """Compute what one block contributes to every gradient (rule BWD-11).
 
     dy [B, H, n_q, Dv]; lse (natural log) and row_term [B, H, n_q] in float64. lse and ``row_term`` = delta - dlse
     (RING-7) belong to whole rows, over all keys of the ring. q, k, v, ``tile``, ``threads``, ``sizes`` and ``kept`` are
@@ -120,11 +121,11 @@ def blocks(
     """Return :func:`block_forward` and :func:`block_backward` with a fixed number of threads and fixed tile sizes.
 
     ``threads``: number of threads; None: one for each core that the process may use. ``sizes``: lengths of tiles,
-    see :class:`~ringspec.fast.TileSizes`; None: those measured as fastest for the type and the mask. Raises
+    see :class:`~ringspec.fast.TileSizes`; None: the sizes measured as fastest for the type and the mask. Raises
     OptionError if ``threads`` is not an integer >= 1.
 
-    The workers of a ring pass the same inputs to every block. So the two functions cache values derived from read-only
-    arrays for as long as the arrays exist. Nothing is cached for writable arrays.
+    A ring calls the functions with the same arrays several times. Therefore the two functions cache values derived from
+    read-only arrays, for as long as the arrays exist. Nothing is cached for writable arrays.
 
     >>> forward, backward = blocks(threads=2)
     """

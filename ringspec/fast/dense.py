@@ -1,6 +1,7 @@
-"""Dense attention and its gradient, in blocks: the results of ``ringspec.attention`` at the speed of BLAS.
+"""Dense attention and its gradient, computed in tiles: the results of ``ringspec.attention`` at the speed of BLAS.
 
-Memory grows with S, not with S * S. Tests compare the results with the definition in ``ringspec.spec``.
+Memory grows with the sequence length S, not with S * S. Tests compare the results with the definition in
+``ringspec.spec``.
 
 Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691 (algorithms 1 and 2).
 """
@@ -51,12 +52,12 @@ def attention(
     """Compute softmax attention as :func:`ringspec.attention` defines it, with its arguments and options.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] are of any float dtype. Keywords are those of
-    :class:`~ringspec.problem.options.Options`, and:
+    :class:`~ringspec.problem.options.Options`, and also:
 
     ``dtype``    'float64' or 'float32': the type of the computation and of the results
     ``threads``  number of threads; None: one for each core that the process may use. The results are
                  bit-identical for any number of threads
-    ``sizes``    lengths of tiles; None: those measured as fastest for the type and the mask
+    ``sizes``    lengths of tiles; None: the sizes measured as fastest for the type and the mask
 
     Returns :class:`~ringspec.spec.dense_forward.Forward`: o [B, H, Sq, Dv] and lse [B, H, Sq], natural log,
     in ``dtype``. A row's bits depend only on the keys visible to it. Bad input raises a subclass of
@@ -97,8 +98,8 @@ def attention_backward(
     :func:`attention`. ``forward``: the result of :func:`attention` on the same input; None: run the forward pass first.
 
     Returns :class:`~ringspec.spec.dense_backward.Gradients`: dq, dk, dv in ``dtype``, dsinks and dbias in
-    float64. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`; ShapeError if
-    ``forward`` has other shapes.
+    float64. Bad input raises a subclass of :class:`~ringspec.errors.RingspecError`; if ``forward`` has other shapes,
+    it is ShapeError.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = dy = np.ones((1, 1, 2, 4))
@@ -123,7 +124,7 @@ def attention_backward(
 
 
 def dy_o_sum(dy: Floats, o: Floats) -> Array:
-    """Return delta = <dy, o> [B, H, n] in float64 (BWD-1)."""
+    """Return delta = <dy, o> [B, H, n] in float64 (rule BWD-1)."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.vecdot(dy, o).astype(np.float64)
 
@@ -140,8 +141,8 @@ def prepared(
 ) -> tuple[Problem, Job]:
     """Check the problem and build the :class:`~ringspec.fast.job.Job` in the dtype of the computation.
 
-    In a forward pass, a tensor that already has this dtype is not searched for NaN and infinity here: the threads of
-    the pass search it when they use it.
+    In a forward pass, tensors that already have this dtype are not searched for NaN and infinity here; the threads of
+    the pass search them when they use them.
     """
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise OptionError("dtype 'float64' or 'float32'", shown(dtype), nearest(dtype, DTYPES))
@@ -159,7 +160,7 @@ def checked(q: Any, k: Any, v: Any, options: Options) -> Problem:
     """Check the arguments like ``problem.options.check``, but without its float64 copy of every tensor.
 
     At S = 4096 these copies took a fifth of the time of a float32 forward pass. For arrays that need no conversion,
-    this function checks only shapes; :func:`admitted` or the pass checks the values.
+    only shapes are checked here; :func:`admitted` or the pass checks the values.
     """
     plain = is_plain(q) and is_plain(k) and is_plain(v)
     if not plain or k.shape[:3] != v.shape[:3] or q.shape[::3] != k.shape[::3] or 0 in q.shape:
@@ -178,7 +179,7 @@ def is_plain(x: Any) -> bool:
 
 
 def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Floats]:
-    """Round tensors once to the type of the computation; refuse a tensor that is not finite before or after it."""
+    """Round tensors once to the type of the computation; raise an error if a value is or becomes infinite or NaN."""
     if not all_finite(list(tensors.values()), threads):
         for name, x in tensors.items():
             float_array(x, name, rank=4)
@@ -191,7 +192,7 @@ def admitted(tensors: dict[str, Floats], dtype: str, threads: int) -> list[Float
 
 
 def refuse_overflow(share: Backward, dsinks: Array | None = None) -> None:
-    """Refuse gradients that overflowed.
+    """Raise an error if gradients overflowed.
 
     dq, dk and dv are searched only if the backward pass reported that they may not be finite.
     """
@@ -203,7 +204,7 @@ def refuse_overflow(share: Backward, dsinks: Array | None = None) -> None:
 def admitted_seeds(
     problem: Problem, dy: Any, dlse: ArrayLike | None, dtype: str, threads: int
 ) -> tuple[Floats, Array]:
-    """Return dy in the type of the computation, and dlse (None = zeros) in float64."""
+    """Check dy and dlse; return dy in the type of the computation, and dlse (None: zeros) in float64."""
     if not is_plain(dy) or dy.shape != (*problem.q.shape[:3], problem.v.shape[3]):
         dy, dlse_rows = check_gradients(problem, dy, dlse)
     elif dlse is None:

@@ -1,7 +1,7 @@
 """Delay a fork of the process until no thread of ``ringspec.fast`` computes.
 
-The child of a fork has only the forking thread, and a copy of every lock in its current state. BLAS takes locks in
-products. So a child that copies a locked lock would wait forever in its first product.
+A forked child has only the thread that forked, and a copy of every lock in its current state. BLAS takes locks in
+products. A child that inherits a held lock would wait forever in its first product.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ PATIENCE = 10.0
 
 
 class Gate:
-    """Record which threads compute, and let them wait between two tasks while another thread forks.
+    """Record which threads compute, and make them wait between two tasks while another thread forks.
 
-    Computing and forking threads are recorded as sets of thread ids. So leaving twice, or without having entered, has
-    no effect.
+    Computing and forking threads are recorded in sets. Calling :meth:`leave` twice, or without :meth:`enter`, therefore
+    has no effect.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Gate:
             self.change.notify_all()
 
     def let_forks_pass(self) -> None:
-        """Wait until a fork in progress has ended; called between two tasks."""
+        """Wait until a fork in progress has ended. Each thread calls this between two tasks."""
         if self.forking:
             self.leave()
             self.enter()

@@ -1,16 +1,17 @@
-"""The forward pass of one row block of one head: a loop over the runs of keys that the row block computes.
+"""The forward pass of one row block of one head: a loop over the runs of keys that are not hidden from it.
 
-A row block is an interval of queries, a run an interval of keys, a tile the pairs of both; :mod:`ringspec.fast.plan`
-chooses them.
+A row block is an interval of queries, a run an interval of keys, and a tile all pairs of a row block and a run;
+:mod:`ringspec.fast.plan` chooses them. A :class:`~ringspec.fast.job.Job` holds q, k and v, the mask and the tiles. The
+job's type, float64 or float32, is the type of the computation.
 
-Softmax usually subtracts the row maximum from the scores, so that exp neither overflows nor becomes subnormal. By the
-Cauchy-Schwarz inequality, |s_ij| <= |q_i| max |k_j|. If this product is at most :data:`BOUNDED`, the tile computes
-exp(s) without subtraction: one pass over the scores instead of the usual three (maximum, difference, exp). Otherwise
-the row maximum is subtracted. If NumPy's exp2 is faster than its exp, scores are in units of log 2 (``Job.unit``).
+Softmax usually subtracts the row maximum m from the scores s, so that exp neither overflows nor becomes subnormal. By
+the Cauchy-Schwarz inequality, |s_ij| <= |q_i| max |k_j|. If this bound is at most :data:`BOUNDED`, exp(s) is computed
+without subtraction. This takes one pass over the scores instead of the usual three (maximum, difference, exp). If
+NumPy's exp2 is faster than its exp, scores are multiplied by log2(e) (``Job.unit``), and exp2 is used.
 
-A row must not depend on keys hidden from it. So in a tile with hidden pairs, max |k_j| of each row covers only the keys
-that are visible to the row. Rows whose product is small keep m = 0: subtracting 0 and multiplying by exp(0) change no
-bit.
+A row must not depend on keys that are hidden from it. In a tile with hidden pairs, max |k_j| of each row therefore
+covers only the keys that are visible to the row. Rows with a small bound keep m = 0: subtracting 0 and multiplying by
+exp(0) change no bit.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Dao, FlashAttention-2,
 https://arxiv.org/abs/2307.08691 (algorithm 1).
@@ -38,10 +39,11 @@ BOUNDED = {"float32": 40.0, "float64": 300.0}
 
 @dataclass
 class State:
-    """A row block's running softmax: ``m``, ``l`` [n] in float64, ``o`` [n, Dv] in the job's type.
+    """The running softmax of the n rows of a row block: ``m``, ``l`` [n] in float64, ``o`` [n, Dv] in the job's type.
 
-    ``at_zero``: every tile so far used exp(s) without subtraction, so m is 0 in every row. ``finite`` is False if
-    a query's norm is not finite, or if k and v were searched and contain NaN or infinity.
+    ``at_zero``: True if every tile so far used exp(s) without subtraction, so that m is 0 in every row. ``empty``: True
+    before the first tile. ``finite`` is False if a query's norm is not finite, or if k and v were searched and contain
+    NaN or infinity.
     """
 
     m: Array
@@ -56,9 +58,9 @@ class State:
 class Keys:
     """All keys of one key head.
 
-    k [n, D] and v [n, Dv] in the job's type, every norm |k_j| [n], and the greatest |k_j| in each granule
-    (``TileSizes.granule``); infinity if a norm is NaN. ``finite`` is False if k and v were searched and contain
-    NaN or infinity.
+    ``k`` [n, D] and ``v`` [n, Dv] are in the job's type. ``norms`` [n]: the norm of each key. ``peaks``: the greatest
+    norm in each granule, a short interval of keys (``TileSizes.granule``); infinity if a norm is NaN. ``finite`` is
+    False if k and v were searched and contain NaN or infinity.
     """
 
     k: Floats
@@ -100,9 +102,10 @@ def typed(job: Job, x: Floats, at: tuple[int, int]) -> Floats:
 
 @dataclass(frozen=True)
 class Queries:
-    """The queries of a row block, multiplied by scale and ``Job.unit``; the norm |q_i| of each, and the greatest norm.
+    """The queries of a row block, multiplied by scale and ``Job.unit``.
 
-    ``limit`` is :data:`BOUNDED` times ``Job.unit``. ``ones`` is as long as the longest run of keys.
+    ``norms``: the norm of each query; ``peak``: the greatest norm. ``limit``: :data:`BOUNDED` times ``Job.unit``.
+    ``ones``: an array of ones, as long as the longest run of keys.
     """
 
     q: Floats
@@ -161,7 +164,7 @@ def forward_rows(head: Head, keys: Keys, q0: int, q1: int, runs: tuple[Run, ...]
 
 
 def is_plain(head: Head) -> bool:
-    """Return whether scores are q k^T and only positions hide pairs."""
+    """Return whether scores are scale * q k^T without bias, soft cap or dropout, and only positions hide pairs."""
     terms, rows = head.job.terms, head.rows
     dense = (rows.mask, rows.bias, rows.keep)
     features = (
@@ -179,7 +182,7 @@ def plain_rows(
     q1: int,
     runs: tuple[Run, ...],
 ) -> None:
-    """Compute all runs of a row block, where :func:`is_plain` is true and exp needs no subtraction.
+    """Compute all runs of a row block if :func:`is_plain` is true and exp needs no subtraction.
 
     The matrix products evict the interpreter's data from the CPU caches, so each Python statement costs microseconds.
     Reducing the number of statements saved a tenth of the time of a float32 pass.
@@ -208,7 +211,7 @@ def plain_rows(
 
 
 def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -> None:
-    """Absorb one tile into the running softmax of the row block (SOFT-1)."""
+    """Absorb one tile into the running softmax of the row block (rule SOFT-1)."""
     job = head.job
     e = SCRATCH.get("s", (queries.q.shape[0], tile.stop - tile.start), job.dtype)
     np.matmul(queries.q, keys.k[tile.start : tile.stop].T, out=e)
@@ -239,7 +242,7 @@ def absorb(state: State, head: Head, queries: Queries, keys: Keys, tile: Tile) -
 def bounded_rows(head: Head, queries: Queries, keys: Keys, tile: Tile) -> Booleans | None:
     """Return which rows have visible scores so small that exp(s) is safe without subtraction.
 
-    The result is bool [n], or [1] if one value holds for all rows; None means that all rows have small scores.
+    The result is bool [n], or [1] if one value is valid for all rows; None means that all rows have small scores.
     """
     terms, limit = head.job.terms, queries.limit
     if terms.softcap is not None:  # the soft cap bounds the scores of every key, visible or hidden
@@ -263,10 +266,10 @@ def hide(x: Floats, tile: Tile, value: float) -> None:
 
 
 def shifted_exp(s: Floats, tile: Tile, bounded: Booleans, unit: float) -> Array:
-    """Replace s by exp(s - m), which is 0 at hidden pairs, and return m [n].
+    """Replace s by exp(s - m), with 0 at hidden pairs, and return m [n].
 
     m is 0 in the rows that ``bounded`` marks; in other rows m is the maximum over the visible keys. The scores s
-    contain the factor ``unit``; the returned m does not.
+    are multiplied by ``unit``; the returned m is not.
     """
     hide(s, tile, -np.inf)
     m = np.where(bounded, s.dtype.type(0), s.max(axis=1))
@@ -287,7 +290,7 @@ def shifted_exp(s: Floats, tile: Tile, bounded: Booleans, unit: float) -> Array:
 
 
 def exponential_of(job: Job) -> Callable[..., Floats]:
-    """Return the function that computes exp of scores that contain the factor ``Job.unit``: NumPy's exp or exp2."""
+    """Return the function for exp of scores that are multiplied by ``Job.unit``: NumPy's exp or exp2."""
     return np.exp if job.unit == 1 else np.exp2
 
 

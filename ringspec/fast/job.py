@@ -1,4 +1,8 @@
-"""One attention block prepared for tiling: tensors, plan of tiles, and the view of one head."""
+"""Prepare an attention computation for tiling: its tensors, its plan of tiles, and the view of one head.
+
+A row block is an interval of queries, a run an interval of keys, and a tile all pairs of a row block and a run
+(:mod:`ringspec.fast.plan`).
+"""
 
 from __future__ import annotations
 
@@ -27,13 +31,13 @@ MAX_PATTERNS = 64
 
 @dataclass(frozen=True)
 class Job:
-    """One block of queries and keys, divided into tiles.
+    """Queries and keys, divided into tiles: a whole dense problem, or one block of a ring.
 
     ``q`` [B, H, n_q, D], ``k`` [B, Hkv, n_k, D], ``v`` [B, Hkv, n_k, Dv]: any float type. ``dtype``: the type of
-    the computation. ``runs``: the result of :func:`~ringspec.fast.plan.plan`. ``look``: whether to search k and v
-    for NaN and infinity before use. ``unit``: the factor on the scores of the forward pass, log2(e) if the pass uses
-    exp2, else 1. ``kept``: a cache of values derived from read-only arrays. ``patterns``: a cache of the hidden pairs
-    of tiles, shared by all heads.
+    the computation. ``runs``: the runs of keys for each row block, as :func:`~ringspec.fast.plan.plan` returns them.
+    ``look``: whether to search k and v for NaN and infinity before use. ``unit``: the factor on the scores of the
+    forward pass, log2(e) if the pass uses exp2, else 1. ``kept``: a cache of values derived from read-only arrays.
+    ``patterns``: a cache of the hidden pairs of tiles, shared by all heads.
     """
 
     q: Floats
@@ -72,10 +76,10 @@ def make_job(
     *,
     backward: bool = False,
 ) -> Job:
-    """Prepare a block for tiling.
+    """Return the :class:`Job` for these tensors and this mask.
 
     ``look`` None: search k and v for NaN and infinity if the mask can hide keys, because NaN in a hidden key must not
-    reach a result. ``sizes`` None: :func:`~ringspec.fast.plan.fastest`.
+    reach a result. ``sizes`` None: the sizes that :func:`~ringspec.fast.plan.fastest` returns.
     """
     sizes = fastest(dtype, terms, q.shape[2], backward) if sizes is None else sizes
     runs = plan(rows, columns, terms, sizes)
@@ -91,8 +95,8 @@ def unit_of(dtype: str) -> float:
     """Return log2(e) if NumPy's exp2 has a special loop for AVX-512 (Intel's SVML, on Linux), else 1.
 
     With this loop, a float32 number takes 0.20 ns in exp2 and 0.36 ns in exp; a float64 number takes 0.50 and 0.56 ns.
-    Without the loop, exp2 takes 1.8 ns in float32. The choice uses no clock, because the bits of a run must not depend
-    on the load of the machine.
+    Without the loop, exp2 takes 1.8 ns in float32. No time is measured here, because the bits of a result must not
+    depend on the load of the machine.
     """
     if sys.platform != "linux":
         return 1.0
@@ -111,7 +115,7 @@ def norms_of(x: Floats) -> Floats:
 def is_finite(x: Floats) -> bool:
     """Return whether x contains neither NaN nor infinity.
 
-    A finite sum of x proves it; only if the sum is not finite are the elements tested one by one.
+    A finite sum proves that all elements are finite; otherwise the elements themselves are tested.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(x.sum())) or bool(np.isfinite(x).all())
@@ -133,7 +137,7 @@ def all_finite(tensors: Sequence[Floats], threads: int) -> bool:
 
 @dataclass(frozen=True)
 class Head:
-    """One query head of one batch entry: a view of q [n, D], the rows [1, n] and the columns [1, n] of the mask."""
+    """One query head of one batch entry: its q [n, D], and the ``rows`` and ``columns`` of its mask."""
 
     job: Job
     batch: int
@@ -167,7 +171,7 @@ def head_of(job: Job, batch: int, head: int) -> Head:
 
 
 def one(x: Any, *where: int) -> Any:
-    """Cut each leading axis of x to one entry; an axis of length 1 is broadcast."""
+    """Keep only the entries ``where`` of the leading axes of x; an axis of length 1 keeps its only entry."""
     if x is None:
         return None
     index = (n if x.shape[axis] > 1 else 0 for axis, n in enumerate(where))
@@ -176,11 +180,11 @@ def one(x: Any, *where: int) -> Any:
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries q0..q1-1 against a run of neighbouring keys, with masks, dropout factors and bias.
+    """The n queries of a row block and the keys start..stop-1 of a run, with mask, dropout factors and bias.
 
-    ``hidden`` [n, keys]: True for hidden pairs; None if all pairs are visible. All pairs with keys before key ``first``
-    are visible. ``keep``: the dropout factor. ``bias``: finite. ``keep`` and ``bias`` are broadcastable to [n, keys],
-    or None.
+    ``hidden`` [n, keys]: True for hidden pairs; None if all pairs are visible. ``first``: the first column of
+    ``hidden`` that has a hidden pair. ``keep``: the dropout factors, or None. ``bias``: the bias, with 0 where it hides
+    the pair, or None. Both are broadcastable to [n, keys].
     """
 
     start: int
@@ -192,7 +196,7 @@ class Tile:
 
 
 def tile_of(head: Head, q0: int, q1: int, run: Run) -> Tile | None:
-    """Return the tile, or None if a dense mask or a bias hides every pair of the tile."""
+    """Return the tile of queries q0..q1-1 and the keys of ``run``; None if the mask or a bias hides all its pairs."""
     terms, dtype = head.job.terms, head.job.dtype
     hidden, first = None, 0
     if not run.whole or head.rows.mask is not None or head.rows.bias is not None:
@@ -212,7 +216,7 @@ def tile_of(head: Head, q0: int, q1: int, run: Run) -> Tile | None:
 def seen_and_hidden(head: Head, q0: int, q1: int, run: Run) -> Pattern:
     """Return whether any pair of a tile is visible, its hidden pairs, and the first key with a hidden pair.
 
-    Without a dense mask or a bias, all heads share this result.
+    Without an explicit mask array or a bias, all heads share this result.
     """
     job = head.job
     if head.rows.mask is not None or head.rows.bias is not None:
@@ -243,9 +247,9 @@ def pattern_of(head: Head, q0: int, q1: int, run: Run) -> Pattern:
 
 
 def made_pattern(rows: Rows, columns: Columns, terms: Terms, before: int) -> Pattern:
-    """Compute the result of :func:`seen_and_hidden` for a tile.
+    """Compute the result of :func:`seen_and_hidden` for a tile whose first ``before`` keys are visible to all rows.
 
-    The tile has ``before`` more keys before the given columns; these keys are visible to all rows.
+    ``columns``: the other keys of the tile.
     """
     hidden = ~visible(rows, columns, terms)[0, 0]
     if not hidden.any():
@@ -256,11 +260,11 @@ def made_pattern(rows: Rows, columns: Columns, terms: Terms, before: int) -> Pat
 
 
 def likeness(rows: Rows, columns: Columns, terms: Terms) -> tuple[Any, ...]:
-    """Return the key under which the hidden pairs of a tile are cached.
+    """Return the cache key for the hidden pairs of a tile.
 
-    Two tiles that differ only by a shift along the diagonal have the same key, because they hide the same pairs. For
-    example, all diagonal tiles of a causal mask share one key. Without the cache, computing the hidden pairs took as
-    long as the products of the tile.
+    Two tiles that differ only by a shift along the diagonal have the same cache key, because they hide the same pairs.
+    For example, all tiles on the diagonal of a causal mask share one cache key. Without the cache, computing the hidden
+    pairs took as long as the products of the tile.
     """
     base = columns.position[0, 0]
     from_base = rows.position, columns.position, rows.bound_min, rows.bound_max
@@ -275,7 +279,7 @@ def likeness(rows: Rows, columns: Columns, terms: Terms) -> tuple[Any, ...]:
 
 
 def keep_of(head: Head, q0: int, q1: int, run: Run) -> Floats:
-    """Return keep / (1 - dropout_p) of a tile, as ``spec.dropout.keep_factor`` does (DROP-1, DROP-3)."""
+    """Return keep / (1 - dropout_p) of a tile, as ``spec.dropout.keep_factor`` does (rules DROP-1, DROP-3)."""
     terms = head.job.terms
     rows, columns = head.rows.slice(q0, q1), head.columns.slice(run.start, run.stop)
     if rows.keep is not None:
@@ -295,8 +299,8 @@ def keep_of(head: Head, q0: int, q1: int, run: Run) -> Floats:
 def product(p: Floats, x: Floats, tile: Tile, finite: bool, out: Floats) -> Floats:
     """Compute p [n, keys] times x [keys, D], where p is 0 at hidden pairs.
 
-    ``finite`` False: x may contain NaN or infinity. 0 times a hidden NaN would put NaN into a row that must not depend
-    on that key. So keys that are not finite are added row by row, only to rows that see them.
+    ``finite`` False: x may contain NaN or infinity. 0 times NaN is NaN, so a hidden key could put NaN into a row that
+    must not depend on it. Keys that are not finite are therefore added row by row, only to the rows that see them.
     """
     if finite or tile.hidden is None:
         return np.matmul(p, x, out=out)

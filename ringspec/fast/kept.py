@@ -1,8 +1,8 @@
-"""A cache of values derived from immutable arrays, which a ring passes to one block after another.
+"""A cache of values derived from immutable arrays.
 
-In a ring of W workers, each worker's queries meet W blocks of keys, and its keys W blocks of queries. Without the
-cache, every block converted its inputs and computed norms and extra columns again, which took a tenth of the time of a
-float32 ring with W = 8.
+In a ring of W workers, the queries of each worker are used with W blocks of keys, and its keys with W blocks of
+queries. Without the cache, every step converted its inputs and computed norms and extra columns again, which took a
+tenth of the time of a float32 ring with W = 8.
 
 Values are cached only for arrays in immutable memory, such as the inputs of a ring's worker
 (``rings.lockstep.read_only``). A read-only flag is not enough: the array may be a view of a writable array.
@@ -23,7 +23,7 @@ Made = tuple[tuple["weakref.ref[NDArray[Any]]", ...], Any]
 
 
 def is_immutable(x: NDArray[Any]) -> bool:
-    """Return whether the memory of x belongs, through all its bases, to a bytes object, which is immutable.
+    """Return whether x is, directly or through other views, a view of a bytes object, which is immutable.
 
     >>> import numpy as np
     >>> is_immutable(np.frombuffer(bytes(8))[:1]), is_immutable(np.broadcast_to(np.ones(1), 2))
@@ -36,7 +36,7 @@ def is_immutable(x: NDArray[Any]) -> bool:
 
 
 class Kept:
-    """A cache of values by the arrays from which they derive; a value is dropped when one of its arrays is deleted.
+    """A cache of values that are derived from arrays; a value is dropped when one of its arrays is deleted.
 
     ``patterns`` holds the hidden pairs of tiles, by the key that ``job.likeness`` returns.
 
@@ -51,7 +51,7 @@ class Kept:
     def get(self, arrays: tuple[NDArray[Any], ...], key: Any, make: Callable[[], Value]) -> Value:
         """Return ``make()``, or the earlier result for the same immutable arrays and key.
 
-        The value must contain neither one of the arrays nor a view, which would keep the array alive.
+        The value must contain neither the arrays nor views of them, because these would keep the arrays alive.
         """
         if not all(map(is_immutable, arrays)):
             return make()

@@ -1,7 +1,7 @@
-"""Merge a block's result into the running state, in slices of rows and with threads.
+"""Merge partial results of a ring, in slices of rows and with threads.
 
-For a merge, the specification creates about eight arrays of the size of o; this module creates two. The results are
-rounded at the same points (NUM-3): the machine rounds a float32 product, and a float32 sum, once.
+A merge in ``ringspec.spec`` creates about eight arrays of the size of o; this module creates two. Its results are
+rounded at the same points (rule NUM-3), because the machine rounds each float32 product and each float32 sum once.
 
 Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Liu et al., Ring Attention,
 https://arxiv.org/abs/2310.01889.
@@ -38,11 +38,11 @@ def merge_states(
 ) -> SoftmaxState:
     """Merge two softmax states into one over all their keys; usable as the ``merge`` argument of ``ringspec.ring``.
 
-    ``running`` is the state over the keys seen so far, ``part`` the state over one block: m and l [B, H, n] in float64,
-    and o [B, H, n, Dv] in float64 or float32, not normalised. Results are those of ``spec.online_softmax.merge``
-    (SOFT-1, SOFT-2, SOFT-4). The merged o has the type in which ``recipe`` computes. If ``running`` has seen no
-    key, ``part`` itself is returned. ``threads``: number of threads; None: one for each core that the process may
-    use. The result is bit-identical for any number.
+    ``running`` is the state over the keys seen so far, ``part`` the state over one block of keys. Each has m and l
+    [B, H, n] in float64, and o [B, H, n, Dv] in float64 or float32, not yet divided by l. Results are those of
+    ``spec.online_softmax.merge`` (SOFT-1, SOFT-2, SOFT-4). The merged o has the type in which ``recipe`` computes. If
+    ``running`` has seen no key, ``part`` itself is returned. ``threads``: number of threads; None: one for each core
+    that the process may use. The results are bit-identical for any number of threads.
 
     Raises :class:`~ringspec.errors.OptionError` ('fast-recipe') unless ``recipe`` is float64 or float32 at every
     rounding point, and OptionError if ``threads`` is not an integer >= 1.
@@ -71,8 +71,8 @@ def accumulate(
 ) -> Array:
     """Return ``total + share``, rounded to the format ``accumulator``; usable as ``accumulate`` of ``ringspec.ring``.
 
-    ``total`` and ``share``: float64 or float32 arrays of the same shape, [B, H, n, D] or the shape of a bias. Results
-    are those of ``spec.ring_backward.plus`` (NUM-2); if ``accumulator`` is float32 or float64, they have that type.
+    ``total`` and ``share``: float64 or float32 arrays of the same shape, [B, H, n, D] or the shape of a bias. The
+    result is that of ``spec.ring_backward.plus`` (NUM-2); if ``accumulator`` is float32 or float64, it has that type.
     ``threads`` is as in :func:`merge_states`. Raises OptionError if ``threads`` is not an integer >= 1.
 
     >>> accumulate(np.ones((1, 1, 2, 1)), np.ones((1, 1, 2, 1)), "float32").ravel().tolist()
@@ -89,7 +89,7 @@ def accumulate(
 def in_slices(
     work: Callable[..., None], columns: tuple[Array, ...], width: int, threads: int
 ) -> None:
-    """Cut the n rows into slices, and call ``work`` with each slice of all ``columns`` [n, ...], on threads.
+    """Cut the n rows of all arrays in ``columns`` [n, ...] into slices, and call ``work`` with each slice, on threads.
 
     A row has ``width`` elements.
     """
@@ -110,8 +110,8 @@ def in_slices(
 def add_numbers(total: Array, share: Array, result: Array) -> None:
     """Write ``total + share`` to ``result``.
 
-    A float64 sum of two float32 numbers, rounded to float32, equals their float32 sum, because
-    53 >= 2 * 24 + 2 (Figueroa, https://doi.org/10.1145/221332.221334).
+    A float64 sum of two float32 numbers, rounded to float32, equals their float32 sum, because the float64 precision
+    is large enough: 53 >= 2 * 24 + 2 (Figueroa, https://doi.org/10.1145/221332.221334).
     """
     if result.dtype == total.dtype == share.dtype:
         np.add(total, share, out=result)
@@ -133,7 +133,7 @@ def pieces(*, threads: int | None = None, sizes: TileSizes | None = None) -> Pie
     """Return all functions of this package that ``ringspec.ring`` accepts, as its keyword arguments.
 
     ``threads``: number of threads; None: one for each core that the process may use. ``sizes``: lengths of tiles; None:
-    those measured as fastest. Raises OptionError if ``threads`` is not an integer >= 1.
+    the sizes measured as fastest. Raises OptionError if ``threads`` is not an integer >= 1.
 
     >>> sorted(pieces(threads=2))
     ['accumulate', 'block_backward', 'block_forward', 'each', 'merge']

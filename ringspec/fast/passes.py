@@ -1,6 +1,7 @@
-"""The forward and the backward pass over a whole block: the tasks, their order, and the result arrays.
+"""The forward and the backward pass over all heads: the tasks, their order, and the result arrays.
 
-The block is a :class:`~ringspec.fast.job.Job`. A task is a function that :mod:`ringspec.fast.team` runs on a thread.
+A :class:`~ringspec.fast.job.Job` holds the queries and keys of a dense problem or of one block of a ring. A task is a
+function that :mod:`ringspec.fast.team` runs on a thread. A row block is an interval of queries.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ LEAST_TASKS = 8
 
 
 def forward_state(job: Job, threads: int) -> tuple[Array, Array, Floats]:
-    """Compute the softmax state: m, l [B, H, n_q] in float64 and o [B, H, n_q, Dv], unnormalised, in the job's type."""
+    """Compute the softmax state of a job: m and l [B, H, n_q] in float64, and o [B, H, n_q, Dv] in the job's type.
+
+    o is not yet divided by l.
+    """
     m, l, o = results(job)
 
     def store(at: tuple[int, int, slice], state: State) -> None:
@@ -37,10 +41,10 @@ def forward_state(job: Job, threads: int) -> tuple[Array, Array, Floats]:
 
 
 def forward_result(job: Job, threads: int) -> tuple[Floats, Array, bool]:
-    """Compute the results of the forward pass of a job (FWD-4 to FWD-9).
+    """Compute the results of the forward pass of a job (rules FWD-4 to FWD-9).
 
     Returns o [B, H, n_q, Dv] in the job's type, lse [B, H, n_q] in float64, and a bool. The bool is True only if
-    o, and k and v where they were searched, contain neither NaN nor infinity.
+    o contains neither NaN nor infinity, and k and v were found finite if they were searched.
     """
     lse, _, o = results(job)
     finite: list[bool] = []
@@ -76,7 +80,7 @@ def results(job: Job) -> tuple[Array, Array, Floats]:
 
 
 def run_forward(job: Job, store: Store, threads: int) -> None:
-    """Run one task for each head and row block; the tasks with the most pairs start first."""
+    """Run one task for each head and row block; tasks with the most pairs start first."""
     heads = job.q.shape[1]
     keys = Once(functools.partial(keys_of, job))
 

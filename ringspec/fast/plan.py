@@ -1,10 +1,12 @@
-"""Classify tiles of a block as fully visible, fully masked or mixed, using only positions.
+"""Classify tiles as fully visible, fully hidden or mixed, without looking at single pairs of tokens.
 
-Rows are cut into blocks, and keys into short intervals, called granules. For each block and each granule, the least and
-the greatest position, segment id and bound are known. Comparing these extremes classifies most tiles (a row block and a
-granule) without looking at single pairs of tokens. An undecided tile counts as mixed, which is slower but never wrong.
+Queries are cut into row blocks, and keys into short intervals called granules. Here, a tile is a row block with a
+granule. For each row block and each granule, the least and the greatest position are computed, and also those of the
+segment ids and of the explicit mask bounds, if there are any. These numbers classify most tiles. An undecided tile
+counts as mixed, which is slower but never wrong.
 
-A run is a sequence of neighbouring granules that a row block computes in one product.
+A run is a sequence of neighbouring granules; a row block computes each run in one product. The first axis P of arrays
+is the batch size, or 1 if positions are the same for all batch entries.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ LARGE = np.int64(1) << np.int64(62)
 class TileSizes:
     """Lengths of tiles.
 
-    ``rows``: number of queries in a row block. ``keys``: the largest number of keys in a run. ``granule``: number of
-    keys that are classified together. ``chunk``: number of keys in the unit by which backward tasks divide the keys.
+    ``rows``: number of queries in a row block. ``keys``: the largest number of keys in a run, which is computed in one
+    product. ``granule``: number of keys that are classified together. ``chunk``: number of keys in a chunk; the tasks
+    of the backward pass divide the chunks among them.
 
-    All must be integers >= 1, ``keys`` a multiple of ``granule`` and ``chunk`` a multiple of ``keys``; else
-    OptionError.
+    Raises OptionError unless all are integers >= 1, ``keys`` is a multiple of ``granule``, and ``chunk`` a multiple
+    of ``keys``.
     """
 
     rows: int = 256
@@ -46,11 +49,11 @@ class TileSizes:
 
 
 def fastest(dtype: str, terms: Terms, n_q: int, backward: bool) -> TileSizes:
-    """Return the sizes that were fastest on a core with a cache of 2 MiB; the choices differ by 3 to 8 %.
+    """Return the sizes that were fastest on a core with a cache of 2 MiB; other sizes were 3 to 8 % slower.
 
-    If positions hide keys, a row block of 512 computes more hidden pairs than one of 256, but in longer products, which
-    are faster. In a float32 forward pass over a long sequence the longer products win; in a backward pass they lose.
-    In float64 longer runs of keys are faster.
+    If positions hide keys, a row block of 512 queries computes more hidden pairs than a row block of 256, but in longer
+    products, which are faster. For causal masks in float32, 512 is faster in a forward pass over a long sequence, and
+    256 in a backward pass. In float64, longer runs of keys are faster.
     """
     if terms.window is not None:
         return TileSizes()
@@ -63,7 +66,7 @@ def fastest(dtype: str, terms: Terms, n_q: int, backward: bool) -> TileSizes:
 
 @dataclass(frozen=True)
 class Run:
-    """Keys start..stop-1; all keys before ``mixed`` are visible to every query of the row block."""
+    """The keys start..stop-1 for one row block; all keys before ``mixed`` are visible to each of its queries."""
 
     start: int
     stop: int
@@ -77,7 +80,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Extent:
-    """Least and greatest value of a number, such as a position, in each block, [P, blocks]; padding is left out."""
+    """The least and the greatest value, such as a position, in each interval of tokens, [P, intervals].
+
+    Padding is ignored.
+    """
 
     low: Integers
     high: Integers
@@ -88,7 +94,7 @@ def starts(length: int, size: int) -> Integers:
 
 
 def extent(x: Integers, real: Booleans, size: int) -> Extent:
-    """Return the extent of each block of x [P, n]; low > high in a block that is all padding."""
+    """Return the extent of each interval of ``size`` entries of x [P, n]; low > high where all entries are padding."""
     first = starts(x.shape[1], size)
     low = np.minimum.reduceat(np.where(real, x, LARGE), first, axis=1)
     high = np.maximum.reduceat(np.where(real, x, -LARGE), first, axis=1)
@@ -100,7 +106,7 @@ def kinds(
 ) -> tuple[Booleans, Booleans]:
     """Return which tiles have a visible pair, and which tiles have only visible pairs.
 
-    Each array is bool [P, row blocks, granules]. P is B, or 1 if positions are the same for all batch entries.
+    Each array is bool [P, row blocks, granules].
     """
     real_q, real_k = rows.index >= 0, columns.index >= 0
     first_q, first_k = starts(real_q.size, sizes.rows), starts(real_k.size, sizes.granule)
@@ -141,7 +147,7 @@ def kinds(
 def plan(
     rows: Rows, columns: Columns, terms: Terms, sizes: TileSizes
 ) -> tuple[tuple[tuple[Run, ...], ...], ...]:
-    """Return the runs of keys that each row block computes: [P][row block][run], keys ascending, P as in :func:`kinds`.
+    """Return the runs of keys that each row block computes: [P][row block][run].
 
     >>> from ringspec.problem.options import check
     >>> p = check(*np.ones((3, 1, 1, 8, 1)), {"causal": True})
@@ -160,7 +166,7 @@ def plan(
 
 
 def runs_of(some: Booleans, every: Booleans, n_k: int, sizes: TileSizes) -> tuple[Run, ...]:
-    """Join neighbouring granules that are not hidden into runs of at most ``sizes.keys`` keys within one chunk."""
+    """Join neighbouring granules that are not fully hidden into runs of at most ``sizes.keys`` keys within a chunk."""
     runs: list[Run] = []
     for granule in np.flatnonzero(some).tolist():
         start = granule * sizes.granule

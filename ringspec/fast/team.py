@@ -1,14 +1,16 @@
 """Run the tasks of a call on threads; a task may itself call :func:`run_tasks`.
 
-A task is a function without arguments. A call from outside a task takes a crew, which is a group of idle threads, gives
-it the tasks and waits. The calling thread computes nothing, so an interrupt (Ctrl-C arrives in the main thread) cannot
-stop a sum half-way. After an interrupt the crew is dismissed, and the next call creates a new one.
+A task is a function without arguments. When :func:`run_tasks` is called outside of any task, it takes a crew (a group
+of idle threads), gives it the tasks, and waits. The calling thread computes nothing, so an interrupt (Ctrl-C arrives in
+the main thread) cannot stop a sum half-way. After an interrupt the crew is dismissed, and the next call creates a new
+crew.
 
-In a call from within a task, the calling thread works on the new tasks itself, and idle threads of the crew help. So in
-a ring, each thread first computes whole workers; threads that become idle then help with the tiles of other workers.
+When a task itself calls :func:`run_tasks`, its thread works on the new tasks, and idle threads of the crew help. In a
+ring, each thread thus first computes whole workers of the ring; a thread that becomes idle then helps with the tiles of
+other workers.
 
 The arithmetic of a task does not depend on which thread runs it or when, and no two tasks write to the
-same memory. So results are bit-identical for any number of threads.
+same memory. Results are therefore bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ HERE = Here()
 
 
 class Round:
-    """The tasks of one call, which start in order; ``failed`` holds the number and the error of each that raised."""
+    """The tasks of one call, which start in order; ``failed``: the number and the error of each task that failed."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.waiting = deque(enumerate(tasks))
@@ -70,14 +72,14 @@ class Round:
 
 
 class Crew:
-    """The threads that run one call from outside a task. ``dismissed``: True if no further task may start."""
+    """A group of threads that run the tasks of one call. ``dismissed``: True if no further task may start."""
 
     def __init__(self, threads: int) -> None:
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix="ringspec-fast")
         self.dismissed = False
 
     def dismiss(self) -> None:
-        """Start no further task, and wait for the running ones."""
+        """Start no further task, and wait for the running tasks."""
         self.dismissed = True
         self.executor.shutdown(cancel_futures=True)
 
@@ -112,7 +114,7 @@ class Crew:
                 one.fail(number, error)
 
     def run_within(self, tasks: Sequence[Task], threads: int) -> None:
-        """Run the tasks of a call from within a task: this thread works on them, and idle threads of the crew help."""
+        """Run tasks for a task of this crew: the current thread works on them, and idle threads of the crew help."""
         one = Round(tasks)
         helpers = self.begin(one, min(threads, len(tasks)) - 1, lambda: None)
         with np.errstate(all="ignore"):
@@ -135,10 +137,10 @@ IDLE: dict[int, list[Crew]] = {}
 def run_tasks(tasks: Sequence[Task], threads: int) -> None:
     """Run every task once on ``threads`` threads; each thread takes the next task when it is free.
 
-    A call from within a task uses the threads of the outermost call. If tasks fail, the error of the first one
-    is raised when no thread works on the given tasks any more. If the calling thread is interrupted, no further task
-    starts, and the interrupt is raised when the running tasks have ended. NumPy's overflow warnings are off, because
-    hidden pairs would cause them; results are checked instead.
+    If a task calls this function, the new tasks run on the threads of the outermost call. If tasks fail, the error of
+    the first one in the order of ``tasks`` is raised after all running tasks have ended. If the calling thread is
+    interrupted, no further task starts, and the interrupt is raised after the running tasks have ended. NumPy's
+    overflow warnings are off, because hidden pairs would cause them; results are checked instead.
     """
     if HERE.crew is not None:
         HERE.crew.run_within(tasks, threads)
@@ -149,8 +151,8 @@ def run_tasks(tasks: Sequence[Task], threads: int) -> None:
 def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
     """Run the tasks on a crew and wait for them.
 
-    This function waits on a queue that is implemented in C, because an interrupt during ``Future.result`` could leave
-    the lock of the future held.
+    The wait uses a queue that is implemented in C, because an interrupt during ``Future.result`` could leave the lock
+    of the future held.
     """
     handled = sys.exception()
     one, ended = Round(tasks), queue.SimpleQueue[None]()
@@ -171,11 +173,11 @@ def run_from_outside(tasks: Sequence[Task], threads: int) -> None:
 
 
 def first_before(error: BaseException, handled: BaseException | None) -> BaseException:
-    """Return the first error of the chain of contexts that ends with ``error``.
+    """Return the first error in the chain of ``__context__`` that leads to ``error``.
 
-    The chain begins after ``handled``, the error that the caller was handling already. This finds an interrupt that led
-    to a second error: ``submit`` uses ``threading.Condition.wait``, in which an interrupt can cause "release unlocked
-    lock".
+    The chain begins after ``handled``, the error that the caller was already handling. The first error may be an
+    interrupt that led to a second error: ``submit`` uses ``threading.Condition.wait``, in which an interrupt can cause
+    "release unlocked lock".
     """
     while error.__context__ is not None and error.__context__ is not handled:
         if isinstance(error.__context__, queue.Empty):  # the interrupt came while a wait timed out

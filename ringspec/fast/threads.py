@@ -1,8 +1,9 @@
-"""State of threads: a limit of one BLAS thread, scratch memory, and values computed once for all threads.
+"""What the computing threads share: a limit of one BLAS thread, scratch memory, and values computed only once.
 
 NumPy releases the interpreter's lock in products and elementwise functions, so Python threads run in
-parallel. Each of these threads must then use BLAS with a single thread: at S = 4096, two Python threads with two BLAS
-threads each were slower than one Python thread, because OpenBLAS's threads wait for each other in a spin loop.
+parallel. Each of these threads must then use BLAS with a single thread. With a sequence of 4096 tokens, two Python
+threads with two BLAS threads each were slower than one Python thread, because OpenBLAS's threads wait for each other in
+a spin loop.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Scratch(threading.local):
         self.views: dict[tuple[Any, ...], NDArray[Any]] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return a contiguous array of that shape and dtype, valid until the next request for the same name."""
+        """Return a contiguous array of this shape and dtype, valid until the next call with the same name."""
         view = self.views.get((name, shape, dtype))
         return self.cut(name, shape, dtype) if view is None else view
 
@@ -72,10 +73,10 @@ def controller() -> ThreadpoolController:
 
 
 class BlasLimit:
-    """Limit BLAS to one thread while any call needs this, and restore the former limit afterwards.
+    """Limits BLAS to one thread while any call of ``run_tasks`` is running, and restores the former limit afterwards.
 
-    The thread that makes the call sets the limit, because threadpoolctl ignores limits of other threads if the calling
-    thread has set one. An interrupt may arrive anywhere, so every step can be repeated.
+    The thread that calls ``run_tasks`` sets the limit: if that thread has set a limit before, threadpoolctl ignores the
+    limits of other threads. An interrupt may arrive anywhere, so every step can be repeated.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class BlasLimit:
                 self.before = None
 
     def drop_after_interrupt(self, call: object) -> None:
-        """Call :meth:`drop`, and release the lock, which an interrupt at the end of a ``with`` leaves held."""
+        """Call :meth:`drop`, and release the lock; an interrupt at the end of a ``with`` leaves it held."""
         self.drop(call)
         with contextlib.suppress(RuntimeError):  # it may not be held
             while True:
@@ -119,10 +120,10 @@ class BlasLimit:
 
 
 def give_up_control() -> None:
-    """Stop this thread from controlling the number of BLAS threads.
+    """Let other threads set the number of BLAS threads again.
 
-    In threadpoolctl (3.8), a thread that has set a limit controls BLAS until it ends, or until it leaves the context of
-    a limit.
+    In threadpoolctl (3.8), a thread that has set a limit controls BLAS until the thread ends, or until it leaves the
+    context of a limit.
     """
     with controller().limit(limits=None):
         pass
@@ -137,8 +138,8 @@ if hasattr(os, "register_at_fork"):
 class Once:
     """Values by key; the first task that needs a value computes it, and other tasks that need the same value wait.
 
-    So the values need no separate call of ``run_tasks``. Threads are idle at the end of every such call, which costs
-    time in rings of short blocks.
+    This avoids a separate call of ``run_tasks`` for these values. At the end of each call some threads are idle, which
+    costs time in rings of short blocks.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:

@@ -1,16 +1,17 @@
 """Estimate the cost of a ring of any size on given hardware, and recommend a layout and a circulation.
 
-A layout assigns tokens to workers; a circulation says which tensors travel in the ring. Counts come from closed forms.
+A layout assigns tokens to workers; a circulation says which tensors travel in the ring. Pairs and bytes are counted by
+closed formulas, so no ring is run.
 
 ``pairs``          number of visible (query, key) pairs of every worker in every step
 ``workload``       the attention layer to plan, and the checks of its arguments
 ``traffic``        bytes that each worker sends after each step, and bytes that it holds
-``hardware``       rates with their sources; presets for H200 and trn2
+``hardware``       rates of a device, with their sources; presets for H200 and trn2
 ``hardware_file``  rates from a TOML or JSON file
 ``times``          time of one pass: computing, waiting, and transfers that are not hidden by computing
 ``options``        the function ``plan``, which compares layouts and circulations
-``advice``         the recommendation in words
-``document``       the plan as plain data
+``advice``         the recommendation, in sentences
+``document``       the plan as plain data, for JSON
 ``spans``          the timeline of a small ring, for a figure
 
 >>> from ringspec.plan import plan

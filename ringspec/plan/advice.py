@@ -1,4 +1,4 @@
-"""The recommendation of a plan in words: which layout and circulation to use, why, and what limits it."""
+"""Describe the recommendation of a plan: which layout and circulation of a ring to use, and what limits its speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def advice(planned: Plan) -> list[str]:
-    """Return the recommendation of the plan ``planned`` in sentences, the most important one first."""
+    """Return the recommendation of the plan ``planned`` in sentences, the most important sentence first."""
     best = planned.best
     lines = [
         f"Use {best.layout} with {circulation_words(best)}: {duration(best.seconds)} per layer, "
@@ -30,9 +30,10 @@ def advice(planned: Plan) -> list[str]:
 
 
 def warning(planned: Plan) -> list[str]:
-    """Return a warning if the workers are idle most of the time, with a better plan; else an empty list.
+    """Return a warning if the workers are idle at least half of the time; else an empty list.
 
-    The better plan is the fastest one, on as many or fewer workers, whose workers compute most of the time.
+    The warning names a better plan if there is one: the fastest plan, on as many or fewer workers, whose workers
+    compute most of the time.
     """
     best = planned.best
     if best.idle < WASTEFUL:
@@ -45,7 +46,7 @@ def warning(planned: Plan) -> list[str]:
 
 
 def in_place(other: Plan, best: Option) -> str:
-    """Describe the plan ``other``: its workers, layout and circulation, and its advantage over ``best``."""
+    """Describe the plan ``other``: its workers, layout and circulation, and its time compared with ``best``."""
     one = other.best
     ring = f"a ring of {other.work.workers}, {one.layout} with {circulation_words(one)}"
     alone = "1 worker" if other.work.workers == 1 else ring
@@ -100,7 +101,7 @@ def reach(planned: Plan, best: Option) -> str:
 
 
 def others(planned: Plan, best: Option) -> list[str]:
-    """Return the time of each option with another layout or another circulation, relative to the best."""
+    """Return the times, relative to the best option, of the options that differ from it in layout or in circulation."""
     parts = []
     for one in planned.options:
         near = (one.layout == best.layout) != (one.circulation == best.circulation)

@@ -105,9 +105,9 @@ def pass_document(way: Pass) -> dict[str, Any]:
 
 
 def step_documents(way: Pass) -> list[dict[str, Any]]:
-    """Return the steps of a pass as plain data: all of them, or 16 evenly spaced ones including the first and the last.
+    """Return the steps of a pass as plain data; of more than 16 steps, 16 evenly spaced ones, with the first and last.
 
-    The number of pairs is that of one head.
+    Pairs are counted for one head.
     """
     counted = way.counted
     count = counted.steps.most.size

@@ -1,7 +1,7 @@
-"""Hardware as rates: what a device computes, holds and sends per second, and the source of each figure.
+"""Describe a device by what it computes and sends per second and what it holds, with the source of each figure.
 
-A worker of the ring is one device. ``PRESETS`` holds two devices with their published figures. A file
-(:mod:`ringspec.plan.hardware_file`) or keyword arguments give other figures, such as measured ones.
+Each worker of a ring is one device. ``PRESETS`` holds two devices with their published figures. A file
+(:mod:`ringspec.plan.hardware_file`) or keyword arguments can give other figures, such as measured rates.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ASSUMED = "assumed: no figure is published"
 class Rate:
     """A figure with its source.
 
-    ``value``: the number. ``says``: the statement from which the number follows. ``source``: the address of that
-    statement, or 'given' or 'assumed'.
+    ``value``: the number. ``says``: the statement in the source from which the number follows. ``source``: the address
+    of the source, or a note that the number was given by the user, measured or assumed.
     """
 
     value: float
@@ -32,10 +32,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class Link:
-    """A connection for rings of at most ``workers`` workers (None: any number); ``name``: label shown in output.
+    """A connection between workers, for rings of at most ``workers`` workers (None: any number).
 
-    ``bytes_per_second``: rate from one worker to the next in one direction, while all other workers send as well.
-    ``latency``: seconds from the start of a transfer to its first byte, counted once for each ring step.
+    ``name``: label shown in output. ``bytes_per_second``: rate from one worker to the next in one direction, while all
+    other workers send as well. ``latency``: seconds from the start of a transfer to its first byte, counted once for
+    each ring step.
     """
 
     name: str
@@ -49,8 +50,8 @@ class Hardware:
     """One device, called ``name``, and its ``links``, the fastest first.
 
     ``flops_per_second``: peak rate of dense matrix products, for each number format of the operands.
-    ``forward_efficiency`` and ``backward_efficiency``: the fraction of that peak that an attention
-    kernel reaches over the visible pairs. ``memory``: bytes. ``memory_bytes_per_second``: its bandwidth.
+    ``forward_efficiency`` and ``backward_efficiency``: the fraction of this peak that an attention kernel reaches, if
+    only visible pairs are counted. ``memory``: bytes. ``memory_bytes_per_second``: bandwidth of the memory.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Hardware:
     links: tuple[Link, ...]
 
     def peak(self, number_format: str) -> Rate:
-        """Return the peak rate of matrix products for operands of ``number_format``; OptionError if it is unknown."""
+        """Return the peak rate of matrix products for operands of ``number_format``; raise OptionError if unknown."""
         if number_format not in self.flops_per_second:
             raise OptionError(
                 f"a rate of {self.name} for operands in {number_format}",
@@ -77,9 +78,9 @@ class Hardware:
         return self.backward_efficiency if backward else self.forward_efficiency
 
     def link(self, workers: int) -> Link:
-        """Return the slowest link in a ring of ``workers`` workers: the first of ``links`` that connects so many.
+        """Return the link that limits a ring of ``workers`` workers: the first of ``links`` for that many workers.
 
-        Raises OptionError if no link connects so many.
+        Raises OptionError if there is none.
 
         >>> PRESETS["h200"].link(8).name, PRESETS["h200"].link(9).name
         ('NVLink', 'InfiniBand')
@@ -143,9 +144,9 @@ def given_latency(x: Any) -> Rate:
 
 
 def positive(x: Any, what: str, most: float = 1e30, zero: bool = False) -> float:
-    """Validate a finite number above 0 and return it as float; raise OptionError otherwise.
+    """Validate a number above 0 and at most ``most``, and return it as float; raise OptionError otherwise.
 
-    With ``zero``, 0 is valid as well. The number must be at most ``most``.
+    With ``zero``, 0 is valid as well.
     """
     ok = isinstance(x, (int, float)) and not isinstance(x, bool)
     try:

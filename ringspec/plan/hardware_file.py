@@ -1,4 +1,4 @@
-"""Read hardware from a TOML or JSON file; a file of another form is refused.
+"""Read the rates of a device from a TOML or JSON file.
 
 All rates are in SI units (FLOP/s, bytes, bytes/s, seconds). The keys are::
 
@@ -17,8 +17,8 @@ All rates are in SI units (FLOP/s, bytes, bytes/s, seconds). The keys are::
     latency = 1.2e-5
     workers = 8
 
-A key ``source`` at the top level says where the figures are from. Every key except ``source`` and ``workers`` is
-required; unknown keys are refused.
+An optional key ``source`` at the top level says where the figures come from. ``workers`` is optional, too; every other
+key is required. Unknown keys and any other form of file raise OptionError.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOP = ("name", "flops_per_second", "efficiency", "memory", "links")
 
 
 def read_hardware(path: str | os.PathLike[str]) -> Hardware:
-    """Return the hardware described by the file at ``path``; raise OptionError if the file has another form.
+    """Return the hardware that the file at ``path`` describes; raise OptionError if the file is not valid.
 
     A file whose name ends in .json is read as JSON, any other as TOML.
     """
@@ -81,7 +81,7 @@ def content(where: Path) -> str:
 
 
 def hardware_from(data: Any) -> Hardware:
-    """Return hardware from plain data with the keys that the module describes, or raise OptionError.
+    """Return the hardware that ``data`` describes, with the same keys as a file; raise OptionError if it is not valid.
 
     >>> rates = {"name": "toy", "flops_per_second": {"float64": 1e10},
     ...          "efficiency": {"forward": 1, "backward": 1},
@@ -153,7 +153,7 @@ def table(data: Any, what: str) -> dict[str, Any]:
 def fields(
     data: Any, needed: tuple[str, ...], allowed: tuple[str, ...], what: str
 ) -> dict[str, Any]:
-    """Return ``data`` if it is a table with all ``needed`` keys and at most the ``allowed`` ones besides.
+    """Return ``data`` if it is a table with all ``needed`` keys and, apart from these, only ``allowed`` keys.
 
     Otherwise raise OptionError.
     """

@@ -1,4 +1,4 @@
-"""The plan of a workload: compare all layouts and circulations, and choose the best."""
+"""Compare layouts of a ring (which worker holds which tokens) and circulations (what travels), and choose the best."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ EQUAL = 0.01
 
 @dataclass(frozen=True)
 class Option:
-    """One layout and circulation: the forward and, if requested, the backward pass, and totals over the passes.
+    """One layout with one circulation: the forward and, if requested, the backward pass, and totals over the passes.
 
     ``seconds``: the time of all passes. ``memory``: bytes that one worker holds in the pass that needs most. ``fits``:
-    whether ``memory`` is at most the whole memory of the device. ``hides_from``: the fewest tokens per worker with
-    which all passes hide their transfers. ``hides_to``: the largest number of workers with which all passes hide their
-    transfers, for S tokens in all. ``hides_from`` and ``hides_to`` are None if no number hides the transfers.
+    whether ``memory`` is at most the whole memory of the device.
+
+    A pass hides its transfers if they take no longer than the computation that runs at the same time. ``hides_from``:
+    the fewest tokens per worker for which all passes hide their transfers. ``hides_to``: the largest number of workers
+    for which all passes hide their transfers, with the same number of tokens in all. Both are None if there is no such
+    number.
     """
 
     layout: str
@@ -55,10 +58,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Plan:
-    """A planned workload: all ``options``, and ``best``, the recommended one.
+    """A planned attention layer: all ``options``, and ``best``, the recommended option.
 
-    ``options``: one for each layout and circulation. ``work``: the workload. ``hardware``: the device. ``overlap``:
-    whether transfers run during the computation. ``link``: the slowest link of a ring of this size.
+    ``options`` has one entry for each combination of layout and circulation. ``work``: the attention layer and the
+    number of workers. ``hardware``: the device. ``overlap``: whether transfers run during the computation. ``link``:
+    the slowest link of a ring of this size.
     """
 
     work: Workload
@@ -69,7 +73,7 @@ class Plan:
     best: Option
 
     def option(self, layout: str, circulation: str) -> Option:
-        """Return the option with that layout and circulation; raise KeyError if it was not planned."""
+        """Return the option with this layout and circulation; raise KeyError if it was not planned."""
         for one in self.options:
             if (one.layout, one.circulation) == (layout, circulation):
                 return one
@@ -88,13 +92,14 @@ def plan(
     recipe: Any = "bf16",
     **shapes: Any,
 ) -> Plan:
-    """Estimate the cost of one layer's attention on a ring, in O(W) operations for any length.
+    """Estimate the cost of one layer's attention on a ring of W workers, in O(W) operations for any length.
 
     ``length``: number of tokens S. ``workers``: number of workers W. ``hardware``: the name of a preset ('h200',
     'trn2') or a :class:`~ringspec.plan.Hardware`. ``layouts`` and ``circulations``: names to compare; None: all that
     are possible for S and W. ``backward``: whether to include the backward pass. ``overlap``: whether transfers run
-    during the computation. ``recipe``: the name of a recipe, which determines the number formats. ``shapes``: batch,
-    heads, kv_heads, head_dim, value_dim, causal, window, as in :func:`~ringspec.plan.workload.workload`.
+    during the computation. ``recipe``: the name of a recipe, which determines the number formats. ``shapes``: the
+    keywords batch, heads, kv_heads, head_dim, value_dim, causal and window of
+    :func:`~ringspec.plan.workload.workload`.
 
     Raises the errors of ``workload``, and OptionError if the hardware lacks a rate or a link that is needed.
 
@@ -119,7 +124,7 @@ def compared(
     layouts: tuple[str, ...],
     circulations: tuple[str, ...],
 ) -> Plan:
-    """Plan a workload with every combination of the given layouts and circulations, and choose the best."""
+    """Plan every combination of the given layouts and circulations, and choose the best."""
     options = tuple(
         option(layout, circulation, backward, work, device, overlap)
         for layout in layouts
@@ -129,10 +134,10 @@ def compared(
 
 
 def alternatives(planned: Plan) -> list[Plan]:
-    """Plan the same work on W, W/2, W/4, ... workers, with all layouts and circulations, and return the plans that fit.
+    """Plan the same layer on W, W/2, W/4, ... workers, with all layouts and circulations; return the plans that fit.
 
-    Only numbers of workers that divide S are planned. The plan on most workers comes first. A plan fits if the best
-    option needs at most the whole memory of a device.
+    Only numbers of workers that divide the length are planned. The plan with the most workers comes first. A plan fits
+    if its best option needs at most the whole memory of a device.
 
     >>> [one.work.workers for one in alternatives(plan(4096, 8))]
     [8, 4, 2, 1]
@@ -177,8 +182,9 @@ def option(
 def best_of(options: tuple[Option, ...]) -> Option:
     """Return the recommended option.
 
-    Of the options that fit into the memory of the device, choose those within 1 % of the fastest, and return the one of
-    them that needs the least memory. If none fits, return the option that needs the least memory.
+    Consider the options that fit into the memory of the device, and among these the options that are at most 1 % slower
+    than the fastest. Of these, return the option that needs the least memory. If nothing fits, return the option that
+    needs the least memory.
     """
     fitting = [one for one in options if one.fits]
     if not fitting:

@@ -1,23 +1,25 @@
-"""The number of (query, key) pairs that each worker computes in each step, by closed forms in integers.
+"""Count the visible (query, key) pairs that each of the W workers of a ring computes in each step, by closed formulas.
 
-The mask is a band: a pair is visible iff ``lowest <= i - j <= highest`` for the positions i of the
-query and j of the key (causal: lowest 0; a window (L, R): -R and L). Two facts give closed forms.
+The mask is a band: with i and j for the positions of query and key, a pair is visible iff
+``lowest <= i - j <= highest``. For a causal mask, lowest is 0; a window of L positions to the left and R to the right
+has the bounds -R and L. Two facts lead to the formulas.
 
-1. Take queries and keys in runs of n with equal strides. With F(x) = #{(s, t) : 0 <= s, t < n, s - t <= x}
-   and T(u) = u (u + 1) / 2, F(x) = T(n + x) for -n <= x < 0 and n*n - T(n - 1 - x) for 0 <= x < n.
-   The visible pairs of a block are a difference of two F.
-2. Let worker a own the queries and worker b the keys, n tokens each. In the contiguous layout
-   i - j = (a - b) n + s - t. In the striped layout i - j = (s - t) W + a - b, so the band limits s - t to an interval.
-   In both layouts the count depends only on a - b. In the zigzag layout, worker a holds the chunks a and 2W - 1 - a, of
-   n/2 tokens each. The block of a and b consists of four blocks of chunks, at the distances a - b, b - a,
-   2W - 1 - (a + b) and -(2W - 1 - (a + b)). Hence for all three layouts
-   pairs(a, b) = near[a - b] + far[2W - 1 - a - b], where far is 0 except in zigzag.
+1. **Pairs of two intervals.** Take n queries and n keys at equal distances, and number both from 0 to n - 1. Let F(x)
+   be the number of pairs (query s, key t) with s - t <= x, and T(u) = u (u + 1) / 2. Then F(x) = T(n + x) for
+   -n <= x < 0, and F(x) = n*n - T(n - 1 - x) for 0 <= x < n. The number of visible pairs is a difference of two values
+   of F.
+2. **Pairs of two workers.** Each worker holds n tokens. Take query s of worker a and key t of worker b. In the
+   contiguous layout, worker a holds n consecutive tokens, and i - j = (a - b) n + s - t. In the striped layout, it
+   holds every W-th token, and i - j = (s - t) W + a - b. In both layouts the count depends only on a - b. In the zigzag
+   layout, worker a holds the chunks a and 2W - 1 - a, of n/2 tokens each. The queries of a and the keys of b then form
+   four pairs of chunks, whose chunk numbers differ by a - b, b - a, 2W - 1 - (a + b) and -(2W - 1 - (a + b)). Hence for
+   all three layouts pairs(a, b) = near[a - b] + far[2W - 1 - a - b], where ``far`` is 0 except in zigzag.
 
-In step t of a ring, worker r computes with the block of owner (r - t) mod W. r minus this owner is t for the W - t
-workers with r >= t, and t - W for the t other workers. So in one step ``near`` takes two values, and ``far`` takes
-every second entry of two intervals. ``far`` never increases with its index, because the band contains 0.
-Therefore the maximum, the minimum and the sum over workers follow from the ends of the intervals and from prefix sums:
-O(1) operations for a step, O(W) in all.
+In step number t of a ring, worker r computes with the tokens of worker (r - t) mod W. The difference of the two worker
+numbers is t for the W - t workers with r >= t, and t - W for the other t workers. In one step, ``near`` therefore takes
+two values, and ``far`` takes every second entry of two intervals. ``far`` never increases with its index, because the
+band contains 0. The maximum, the minimum and the sum over workers follow from the ends of these intervals and from
+prefix sums, in O(1) operations for a step and O(W) in all.
 
 Sources: contiguous ring, Liu et al., https://arxiv.org/abs/2310.01889; striped, Brandon et al.,
 https://arxiv.org/abs/2311.09431, section 3; zigzag, Llama 3, https://arxiv.org/abs/2407.21783, section
@@ -38,7 +40,7 @@ Integers = NDArray[np.int64]
 class Band:
     """A mask by position: visible iff ``lowest <= i - j <= highest``, with i the query's position and j the key's.
 
-    ``lowest <= 0 <= highest``; an unbounded side is the length of the sequence.
+    ``lowest <= 0 <= highest``. The bound of an unlimited side is the length of the sequence, with its sign.
     """
 
     lowest: int
@@ -46,7 +48,7 @@ class Band:
 
 
 def band(length: int, causal: bool, window: tuple[int | None, int | None] | None) -> Band:
-    """Return the band of a mask over S positions (MASK-1, MASK-2).
+    """Return the band of a mask over ``length`` positions (rules MASK-1, MASK-2).
 
     >>> band(16, True, None), band(16, False, (3, 1))
     (Band(lowest=0, highest=16), Band(lowest=-1, highest=3))
@@ -58,12 +60,12 @@ def band(length: int, causal: bool, window: tuple[int | None, int | None] | None
 
 
 def triangle(u: Integers) -> Integers:
-    """T(u) = 1 + 2 + ... + u."""
+    """Return T(u) = 1 + 2 + ... + u."""
     return u * (u + 1) // 2
 
 
 def below(n: int, x: Integers) -> Integers:
-    """F(x): the number of pairs (s, t) of 0 .. n-1 with s - t <= x.
+    """Return F(x), the number of pairs (s, t) of numbers from 0 to n - 1 with s - t <= x.
 
     >>> below(3, np.array([-3, -1, 0, 2])).tolist()
     [0, 3, 6, 9]
@@ -84,9 +86,9 @@ def runs(n: int, distance: Integers, mask: Band) -> Integers:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Number of visible pairs of any block of one head: ``near[a - b + W - 1] + far[2W - 1 - a - b]``.
+    """The number of visible pairs of worker a's queries and worker b's keys, for one head, as two tables.
 
-    Worker a owns the queries of the block, worker b the keys. ``near`` is int64 [2W - 1]; ``far`` is int64 [2W], whose
+    The number is ``near[a - b + W - 1] + far[2W - 1 - a - b]``. ``near`` is int64 [2W - 1]. ``far`` is int64 [2W]; its
     entry 0 is unused and 0.
     """
 
@@ -95,7 +97,7 @@ class Blocks:
     far: Integers
 
     def pairs(self, a: Integers, b: Integers) -> Integers:
-        """Return the number of visible pairs of worker a's queries and worker b's keys, int64, in the shape of a."""
+        """Return the number of visible pairs of worker a's queries and worker b's keys, int64 in the shape of ``a``."""
         total: Integers = (
             self.near[a - b + self.workers - 1] + self.far[2 * self.workers - 1 - a - b]
         )
@@ -103,7 +105,7 @@ class Blocks:
 
 
 def blocks(layout: str, workers: int, n: int, mask: Band) -> Blocks:
-    """Return the closed form of a layout ('contiguous', 'striped', 'zigzag') with n tokens on each worker.
+    """Return the tables for a layout ('contiguous', 'striped', 'zigzag') with n tokens on each worker.
 
     >>> blocks("striped", 4, 8, Band(0, 32)).pairs(np.array([0, 1]), np.array([1, 0])).tolist()
     [28, 36]
@@ -125,9 +127,9 @@ def blocks(layout: str, workers: int, n: int, mask: Band) -> Blocks:
 
 @dataclass(frozen=True)
 class StepPairs:
-    """Number of visible pairs of one head in each step, int64 [steps].
+    """The number of visible pairs of one head in each step, int64 [steps].
 
-    ``most``: of the busiest worker. ``least``: of the least busy worker. ``total``: of all W workers.
+    ``most``: pairs of the busiest worker. ``least``: pairs of the least busy worker. ``total``: pairs of all workers.
     """
 
     most: Integers

@@ -1,4 +1,4 @@
-"""When each worker of a small ring computes and sends: bars for ``ringspec.render.figures.cost_timeline``."""
+"""Compute when each worker of a small ring computes and sends, for ``ringspec.render.figures.cost_timeline``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ringspec.spec.schedule import visitor
 
 
 def pairs_by_worker(layout: str, circulation: str, backward: bool, work: Workload) -> Integers:
-    """Count the pairs of one head that each worker computes in each step, int64 [steps, W]: O(W W), for small W.
+    """Count the pairs of one head that each of the W workers computes in each step, int64 [steps, W].
+
+    This takes O(W * W) operations, so W should be small.
 
     >>> from ringspec.plan.workload import workload
     >>> pairs_by_worker("contiguous", "kv", False, workload(12, 3, heads=1)).tolist()
@@ -40,14 +42,14 @@ def ring_spans(
     hardware: Hardware,
     link: Link | None = None,
 ) -> tuple[Span, ...]:
-    """Return the bars of one pass: (worker, step, 'compute' or 'send', start, stop), with times in seconds.
+    """Return the bars of a timeline of one pass: (worker, step, 'compute' or 'send', start, stop), times in seconds.
 
-    ``layout``, ``circulation`` and ``backward`` select the pass of the workload ``work``. ``link`` None: the link of
-    ``hardware`` for a ring of this size.
+    ``layout``, ``circulation`` and ``backward`` select the pass of the attention layer ``work``. ``link`` None: the
+    link of ``hardware`` for a ring of this size.
 
-    After each step all workers wait for the slowest one. Transfers follow ``seconds``, the second model of
-    :mod:`ringspec.plan.times`: inputs travel during the step itself, accumulators during the next step, and the
-    accumulators of the last step after it.
+    After each step all workers wait for the slowest worker. The inputs of the next step travel during a step; the
+    accumulators to which a step has added travel during the next step, or after the last step
+    (:mod:`ringspec.plan.times`).
     """
     speed = Rates(rates(backward, work, hardware).pairs, link or hardware.link(work.workers))
     counted = counts(layout, circulation, backward, work)
@@ -71,7 +73,7 @@ def ring_spans(
 
 
 def travelling(counted: Counts, gathered: bool) -> tuple[Integers, Integers]:
-    """Return the bytes that travel during each step, int64 [steps], and after the last step, int64 [1]."""
+    """Return the number of bytes that travel during each step, int64 [steps], and after the last step, int64 [1]."""
     moved = counted.traffic
     if gathered:
         return moved.inputs, moved.accumulators[-1:]

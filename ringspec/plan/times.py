@@ -1,16 +1,18 @@
-"""Times of one pass from counts and rates, in two models, and the smallest sizes with which transfers are hidden.
+"""Compute the time of one pass of a ring, and the smallest sizes for which the computation hides the transfers.
 
-A transfer is hidden if the computation that runs at the same time takes at least as long. The two models:
+A transfer is hidden if the computation that runs at the same time takes at least as long. Inputs are the tensors that
+travel unchanged, such as k and v. Accumulators are the tensors to which each step adds, such as dk and dv. There are
+two models of the time:
 
-``timeline_seconds`` follows ``ringspec.rings.cost.timeline``, with a latency added. All workers wait for the slowest
-after each step, and everything that a step sends travels while the step computes. A real ring cannot do that, because
-a step cannot send sums that it has not finished.
+``timeline_seconds`` is the simpler model, that of ``ringspec.rings.cost.timeline`` with a latency added. All workers
+wait for the slowest worker after each step, and everything that a step sends travels while the step computes. A real
+ring cannot do that, because a step cannot send sums that it has not finished.
 
 ``seconds`` takes into account when data is ready. While a step computes, the inputs of the next step travel.
-Accumulators are sent after the step has added to them. So they travel during the computation of the next step, on the
-same link as the inputs, and arrive in time if they arrive before the end of that computation. The accumulators of the
-last step travel when nothing is computed. A gather ends before the computation begins, and a reduction begins after the
-computation; each takes W - 1 hops.
+Accumulators can only be sent after the step has added to them. They travel during the computation of the next step, on
+the same link as the inputs, and are hidden if they arrive before that computation ends. The accumulators of the last
+step travel when nothing is computed. If keys are gathered, the gather ends before the computation begins, and the
+reduction of dk and dv begins after the computation; with W workers, each takes W - 1 hops (transfers to a neighbour).
 
 In neither model does a transfer slow the computation down.
 """
@@ -33,9 +35,9 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Counts:
-    """Exact counts of one pass.
+    """Exact counts for one pass.
 
-    ``steps``: visible pairs of one head in each step. ``workers``: visible pairs of one head by worker, int64 [W].
+    ``steps``: visible pairs of one head in each step. ``workers``: visible pairs of one head on each worker, int64 [W].
     ``traffic``: bytes that each worker sends.
     """
 
@@ -45,7 +47,7 @@ class Counts:
 
 
 def counts(layout: str, circulation: str, backward: bool, work: Workload) -> Counts:
-    """Count visible pairs by step and by worker, and bytes; if keys are gathered, step 0 is the gather."""
+    """Count visible pairs for each step and each worker, and bytes; if keys are gathered, step 0 is the gather."""
     moves = movement(circulation, backward).moves
     form = blocks(layout, work.workers, work.tokens, work.mask)
     steps = step_pairs(form, moves)
@@ -58,22 +60,24 @@ def counts(layout: str, circulation: str, backward: bool, work: Workload) -> Cou
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of one layout and circulation: counts over all batch entries and heads, times in seconds, bytes.
+    """The cost of one pass, for one layout and one circulation.
 
-    ``name``: the name of the schedule. ``counted``: pairs of one head, and bytes, in each step. ``hops``: number of
-    steps after which something is sent. ``step_compute`` float64 [steps]: computing time of the busiest worker.
-    ``step_transfer`` float64 [steps]: time of the transfers after the step. ``pairs``: visible pairs of all workers.
-    ``bytes_sent``: bytes that one worker sends. ``working_steps``: number of steps in which any pair is visible.
-    ``imbalance`` and ``lockstep_imbalance``: as in ``ringspec.rings.cost``.
+    Counts: ``pairs``, visible pairs of all workers, over all batch entries and heads; ``bytes_sent``, bytes that one
+    worker sends; ``hops``, number of steps after which something is sent; ``working_steps``, number of steps in which
+    any pair is visible; ``counted``, pairs of one head and bytes in each step. ``imbalance``: the work of the busiest
+    worker divided by the mean; ``lockstep_imbalance``: the same ratio if all workers wait for the busiest in each step.
+    ``name``: the name of the schedule. ``memory``: bytes that one worker holds.
 
-    ``compute_seconds``: mean computing time of the workers. ``waiting_seconds``: mean time for which a worker waits for
-    the busiest worker of each step. ``exposed_seconds``: time in which all workers wait for transfers. ``seconds``: the
-    sum of these three times, the duration of the pass. ``timeline_seconds``: the duration by the simpler model.
-    ``transfer_seconds``: the sum of the times of all transfers. ``idle``: 1 - compute_seconds / seconds.
+    Times in seconds: ``compute_seconds``, mean computing time of the workers; ``waiting_seconds``, mean time for which
+    a worker waits for the busiest worker of each step; ``exposed_seconds``, time in which all workers wait for
+    transfers; ``seconds``, the sum of these three times, which is the duration of the pass; ``timeline_seconds``, the
+    duration by the simpler model; ``transfer_seconds``, the time of all transfers. Arrays [steps]: ``step_compute``,
+    computing time of the busiest worker; ``step_transfer``, time of the transfers after the step.
 
-    ``hides_from``: the fewest tokens per worker, for this W, with which every transfer that can overlap is hidden in
-    every step; None if no number hides them. ``memory``: bytes that one worker holds. ``streaming_bound``: True if one
-    reading and writing of a step's blocks in the device's memory takes longer than the products of the busiest step.
+    ``idle``: 1 - compute_seconds / seconds. ``hides_from``: the fewest tokens per worker for which every transfer that
+    can overlap with a computation is hidden, with the same number of workers; None if there is no such number.
+    ``streaming_bound``: True if reading and writing a step's blocks once in the device's memory takes longer than the
+    products of the busiest step.
     """
 
     name: str
@@ -103,7 +107,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a pass: visible pairs of one head per second, and the link between workers."""
+    """The rates of a pass: visible pairs that a worker computes per second, and the link between workers."""
 
     pairs: float
     link: Link
@@ -119,16 +123,17 @@ class Rates:
 
 
 def rates(backward: bool, work: Workload, hardware: Hardware) -> Rates:
-    """Return the rates of one device: pairs per second are the peak rate times the efficiency, by the work of one pair.
+    """Return the rates of one device.
 
-    The peak rate is that of the number format of P, an operand of the product P V.
+    The number of pairs per second is the peak rate times the efficiency, divided by the operations for one pair. The
+    peak rate depends on the number format of P, an operand of the product P V.
     """
     flops = hardware.peak(work.recipe.p).value * hardware.efficiency(backward).value
     return Rates(flops / work.flops(backward), hardware.link(work.workers))
 
 
 def exposed(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, overlap: bool) -> float:
-    """Return the seconds in which all workers wait for transfers, in the model ``seconds`` of the module."""
+    """Return the time in seconds for which all workers wait for transfers, in the model ``seconds``."""
     if gathered:
         hops = compute.size - 2  # W - 1: the first step computes nothing
         alone = speed.transfer(moved.inputs, hops) + speed.transfer(moved.accumulators, hops)
@@ -141,7 +146,7 @@ def exposed(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, over
 
 
 def simple(compute: Seconds, moved: Traffic, speed: Rates, gathered: bool, overlap: bool) -> float:
-    """Return the duration of a pass in the model of ``ringspec.rings.cost.timeline``."""
+    """Return the duration of a pass in the simpler model, ``timeline_seconds``."""
     hops = compute.size - 2 if gathered else 1
     send = speed.transfer(moved.sent, hops)
     return float((np.maximum(compute, send) if overlap else compute + send).sum())
@@ -207,13 +212,13 @@ def hides(layout: str, circulation: str, backward: bool, work: Workload, speed: 
 def hides_from(
     layout: str, circulation: str, backward: bool, work: Workload, speed: Rates
 ) -> int | None:
-    """Return n*, the fewest tokens per worker with which all transfers are hidden; None if no number hides them.
+    """Return n*, the fewest tokens per worker for which all transfers are hidden; None if there is no such number.
 
-    Without a window, the busiest worker of a step computes n n, n(n + 1)/2 or n n/2 pairs and sends a multiple of n
-    bytes. So if transfers are hidden for n tokens, they are hidden for more. Every step behaves like the first, the
-    second or the last one, so a ring of three workers shows them all. Without a mask, with a latency of 0 and as many
-    key heads as query heads, n* is the ratio F / B of Liu et al., https://arxiv.org/abs/2310.01889, section 3. With a
-    window some steps may compute nothing, so the result is None.
+    With n tokens per worker and no window, the busiest worker of a step computes n**2, n (n + 1) / 2 or n**2 / 2 pairs
+    and sends a multiple of n bytes. If transfers are hidden for n tokens, they are therefore also hidden for more.
+    Every step is like the first, the second or the last step, so a ring of three workers has all kinds of steps.
+    Without a mask, with a latency of 0 and as many key heads as query heads, n* is the ratio F / B of Liu et al.,
+    https://arxiv.org/abs/2310.01889, section 3. With a window some steps may compute nothing, so the result is None.
     """
     if work.window is not None:
         return None
@@ -227,7 +232,7 @@ def fewest_tokens(
 ) -> int | None:
     """Find the result of :func:`hides_from` by bisection.
 
-    ``few`` is the workload on at most three workers; its number of tokens has no effect.
+    ``few`` is the attention layer on at most three workers; its number of tokens has no effect.
     """
     unit = 2 if layout == "zigzag" else 1
 
@@ -247,10 +252,11 @@ def fewest_tokens(
 def largest_ring(
     layout: str, circulation: str, work: Workload, hardware: Hardware, backward: bool
 ) -> int | None:
-    """Return W*, the largest number of workers with which every transfer is hidden for S tokens in all.
+    """Return the largest number of workers for which every transfer is hidden, with the same number of tokens in all.
 
-    The fewest tokens per worker (:func:`hides_from`) depend on the link, and the link on W. W* need not divide S. The
-    result is None for gathered keys, and if not even two workers hide their transfers.
+    The fewest tokens per worker (:func:`hides_from`) depend on the link, and the link depends on the number of workers.
+    The result need not divide the number of tokens. It is None for gathered keys, and if not even two workers hide
+    their transfers.
     """
     if circulation == "gather":
         return None

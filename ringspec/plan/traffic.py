@@ -1,6 +1,7 @@
 """Count the bytes that each worker sends after each step, and the bytes that it holds.
 
-The counts follow from the arrays that a pass sends; ``ringspec.rings.cost`` gives the bytes of each array.
+The counts follow from the list of arrays that a pass sends; ``ringspec.rings.cost`` gives the size of each array. A hop
+is one transfer from a worker to its neighbour.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from ringspec.spec.schedule import (
 
 @dataclass(frozen=True)
 class Movement:
-    """What travels in one pass of a circulation.
+    """What travels between workers in one pass.
 
-    ``name``: the name of the schedule. ``moves``: the side that travels, 'keys' or 'queries'. ``inputs`` and
-    ``accumulators``: the names of the arrays that travel.
+    ``name``: the name of the schedule. ``moves``: the side that travels, 'keys' or 'queries'. ``inputs``: the arrays
+    that travel unchanged, such as k and v. ``accumulators``: the travelling arrays to which each step adds, such as dk,
+    dv.
     """
 
     name: str
@@ -66,10 +68,11 @@ def slot_bytes(names: tuple[str, ...], single: Workload) -> float:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that each worker sends after each step, int64 [steps]; the same for all workers.
+    """The number of bytes that each worker sends after each step, int64 [steps]; it is the same for all workers.
 
-    ``inputs`` are not changed by the step, so they can travel while the step computes. ``accumulators`` contain what
-    the step adds, so they travel after it. ``hops``: number of steps after which something is sent.
+    ``inputs``: arrays that the step does not change, so they can travel while the step computes. ``accumulators``:
+    arrays to which the step adds, so they travel after the step. ``hops``: number of steps after which something is
+    sent.
     """
 
     inputs: Integers
@@ -83,9 +86,9 @@ class Traffic:
 
 
 def traffic(circulation: str, backward: bool, work: Workload) -> Traffic:
-    """Count the traffic of one pass: inputs make W - 1 hops, accumulators W (RING-4).
+    """Count the bytes sent in one pass: inputs make W - 1 hops, accumulators W hops (rule RING-4).
 
-    With gathered keys, each worker sends its block to all W - 1 other workers at once.
+    If keys are gathered, each worker sends its block to all W - 1 other workers at once.
 
     >>> from ringspec.plan.workload import workload
     >>> work = workload(24, 3, heads=1, head_dim=4, recipe_name="float64")
@@ -109,10 +112,10 @@ def traffic(circulation: str, backward: bool, work: Workload) -> Traffic:
 class Memory:
     """The largest number of bytes that one worker holds during a pass, in four parts.
 
-    ``inputs``: the worker's own q, k, v, and in a backward pass dy, lse, dy_o_sum. ``accumulators``: m, l, o in a
-    forward pass, dq, dk, dv in a backward pass, of the worker's own blocks. ``buffers``: two copies of each travelling
-    block, one in use and one arriving. ``gathered``: 0 unless keys are gathered; then k and v of all W workers, and in
-    a backward pass also their dk and dv.
+    ``inputs``: the worker's own q, k, v, and in a backward pass also dy, lse and row_term = delta - dlse.
+    ``accumulators``: the sums that stay on the worker, m, l and o in a forward pass, and dq, or dk and dv, in a
+    backward pass. ``buffers``: two copies of each block that travels, one in use and one arriving. ``gathered``: if
+    keys are gathered, k and v of all W workers, and in a backward pass also their dk and dv; otherwise 0.
     """
 
     inputs: int
@@ -127,7 +130,10 @@ class Memory:
 
 
 def memory(circulation: str, backward: bool, work: Workload) -> Memory:
-    """Count the bytes that one worker holds in a pass; results are not counted, because they replace accumulators."""
+    """Count the bytes that one worker holds in a pass.
+
+    Results need no memory of their own, because they replace the accumulators.
+    """
     moved = movement(circulation, backward)
     held = block_bytes(("q", "k", "v"), work)
     own = softmax_state(work)
@@ -145,7 +151,7 @@ def memory(circulation: str, backward: bool, work: Workload) -> Memory:
 
 
 def softmax_state(work: Workload) -> int:
-    """Count the bytes of m and l [B, H, n] and o [B, H, n, Dv] of a forward pass."""
+    """Count the bytes of the running softmax of one worker: m and l [B, H, n], and o [B, H, n, Dv]."""
     size = {
         f: format_of(getattr(work.recipe, f)).dtype.itemsize for f in ("statistics", "carried_o")
     }
@@ -154,9 +160,9 @@ def softmax_state(work: Workload) -> int:
 
 
 def streamed_bytes(backward: bool, work: Workload) -> int:
-    """Count the bytes that a kernel reads and writes in its memory in one ring step, with each block counted once.
+    """Count the bytes that a kernel reads and writes in the device's memory in one ring step.
 
-    The worker's own inputs and those that travel are read; the accumulators are read and written.
+    Each block counts once: inputs are read, and accumulators are read and written.
     """
     if backward:
         inputs = block_bytes(("q", "dy", "lse", "row_term", "k", "v"), work)

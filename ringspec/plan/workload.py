@@ -1,4 +1,4 @@
-"""The attention layer to plan: lengths, heads, mask, number formats, and the checks of each."""
+"""The attention layer for which a ring is planned: its lengths, heads, mask and number formats, and their checks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ LARGEST_SHAPE = 1 << 20
 
 @dataclass(frozen=True)
 class Workload:
-    """One layer's attention on a ring.
+    """The attention of one layer on a ring.
 
-    ``length`` S tokens on ``workers`` W; ``batch`` B, ``heads`` H, ``kv_heads`` Hkv, ``head_dim`` D,
-    ``value_dim`` Dv; ``causal`` and ``window`` define the mask.
-
-    ``window`` is (left, right) as in ``ringspec.attention``. The recipe determines how many bytes a value has in memory
-    and on the link.
+    ``length`` S: number of tokens. ``workers`` W. ``batch`` B, ``heads`` H, ``kv_heads`` Hkv, ``head_dim`` D and
+    ``value_dim`` Dv: the shapes of the tensors. ``causal`` and ``window`` = (left, right) define the mask, as in
+    ``ringspec.attention``. ``recipe``: the number formats, which determine how many bytes a value has in memory and on
+    the link.
     """
 
     length: int
@@ -46,17 +45,17 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """n, the tokens of one worker."""
+        """The number n of tokens on each worker."""
         return self.length // self.workers
 
     @property
     def copies(self) -> int:
-        """B H, the number of query heads in the batch."""
+        """The number B * H of query heads in the batch."""
         return self.batch * self.heads
 
     @property
     def mask(self) -> Band:
-        """The mask as the range of visible distances from key to query position."""
+        """The mask, as the range of visible differences between the positions of query and key."""
         return band(self.length, self.causal, self.window)
 
     def resized(self, workers: int, tokens: int) -> Workload:
@@ -69,8 +68,8 @@ class Workload:
     def flops(self, backward: bool) -> int:
         """Count the operations of the matrix products for one visible pair of one head, in one pass.
 
-        Forward: 2 D + 2 Dv for Q K^T and P V. Backward: 6 D + 4 Dv for Q K^T again, dP, dV, dQ and dK. With D = Dv the
-        numbers are 4 D and 10 D, as in Dao, https://arxiv.org/abs/2307.08691, section 4.1.
+        The forward pass has 2 D + 2 Dv for Q K^T and P V. The backward pass has 6 D + 4 Dv for Q K^T again, dP, dV, dQ
+        and dK. With D = Dv these are 4 D and 10 D, as in Dao, https://arxiv.org/abs/2307.08691, section 4.1.
         """
         if backward:
             return 6 * self.head_dim + 4 * self.value_dim
@@ -102,9 +101,9 @@ def workload(
     window: Any = None,
     recipe_name: Any = "bf16",
 ) -> Workload:
-    """Check the arguments and return the workload; raise the error of the first invalid one.
+    """Check the arguments and return the :class:`Workload`.
 
-    Raises OptionError, LayoutError and ShapeError.
+    Raises OptionError, LayoutError or ShapeError for the first argument that is not valid.
 
     >>> workload(1 << 20, 64, kv_heads=8).tokens
     16384
@@ -160,7 +159,7 @@ def sized(x: Any, what: str, most: int = LARGEST_SHAPE) -> int:
 
 
 def check_choice(names: Any, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """Validate a choice of names and return it in the order of ``known``."""
+    """Validate a name or a list of names, and return the names in the order of ``known``."""
     chosen = (names,) if isinstance(names, str) else names
     if not isinstance(chosen, (tuple, list)) or not chosen:
         raise OptionError(
@@ -178,7 +177,7 @@ def check_choice(names: Any, known: tuple[str, ...], what: str) -> tuple[str, ..
 
 
 def check_layouts(names: Any, planned: Workload) -> tuple[str, ...]:
-    """Validate the requested layouts and return them; None: all that are possible for the planned S and W."""
+    """Validate the requested layouts and return them; None: all layouts that are possible for this layer and ring."""
     even = planned.tokens % 2 == 0
     if names is None:
         return PLANNED_LAYOUTS if even else PLANNED_LAYOUTS[:2]

@@ -1,8 +1,8 @@
-"""Results of the definition in float64, for all query rows at once, or for one part of the rows after another.
+"""Compute attention by its definition in float64, for all query rows at once or for one part of the rows at a time.
 
-In parts, the whole Sq x Sk matrix is never stored. This is possible because o, lse and dq of a row depend only on that
-row, and dk, dv, dsinks are sums over rows. :func:`in_float64` works in parts and also returns *row scales*: for each
-row, the magnitude by which errors are divided.
+Working in parts avoids storing the whole Sq x Sk matrix. This is possible because o, lse and dq of a row depend only on
+that row, and dk, dv, dsinks are sums over rows. :func:`in_float64` works in parts. It also returns *row scales*: for
+each row, the magnitude by which errors are divided.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OVER_ROWS = ("dsinks", "dbias")
 
 
 def results_of(problem: Problem, upstream: Upstream) -> Named:
-    """Compute o, lse and, with dy, the gradients, for all rows at once."""
+    """Compute o, lse and, if dy is given, the gradients, for all rows at once."""
     named = by_name(dense_forward(problem))
     if upstream.dy is not None:
         named |= by_name(dense_backward(problem, *upstream.filled(problem)))
@@ -59,8 +59,8 @@ def directions_of(problem: Problem, upstream: Upstream) -> dict[str, Array]:
 class Weights:
     """Scores, probabilities and lse of a problem.
 
-    For every pair [B, H, Sq, Sk]: scores ``s``, ``t`` = tanh(z / softcap) or None, probabilities ``p``
-    before dropout and the dropout factor ``keep``; ``lse`` is [B, H, Sq].
+    For every pair, [B, H, Sq, Sk]: the score ``s``; ``t`` = tanh(z / softcap), where z is the score before the soft
+    cap, or None; the probability ``p`` before dropout; the dropout factor ``keep``. ``lse`` is [B, H, Sq].
     """
 
     s: Array
@@ -79,7 +79,7 @@ def weights_of(problem: Problem) -> Weights:
 
 
 def sums_of(problem: Problem, upstream: Upstream) -> AbsoluteSums:
-    """Compute the sums of absolute values from which the row scales are computed, for all rows at once."""
+    """Compute the sums of absolute values from which row scales follow, for all rows at once."""
     at, rows, terms = weights_of(problem), problem.rows, problem.terms
     return absolute_sums(
         problem.q,
@@ -103,7 +103,7 @@ def pairs_in(problem: Problem) -> int:
 
 
 def parts_of(problem: Problem, rows: Integers) -> list[Integers]:
-    """Split rows into parts whose score matrices have about a million elements; without rows, return an empty part."""
+    """Split rows into parts whose score matrices have about a million elements; no rows give one empty part."""
     per_row = max(pairs_in(problem) // max(problem.q.shape[2], 1), 1)
     size = max(PART // per_row, 1)
     return [rows[first : first + size] for first in range(0, max(rows.size, 1), size)]
@@ -129,7 +129,10 @@ class Gathered:
                 of_worker[worker] = of_worker.get(worker, 0.0) + x
 
     def whole(self, order: NDArray[np.int64], with_parts: bool) -> Named:
-        """Return all tensors, with their rows in token order; ``order`` is the order in which rows were added."""
+        """Return all tensors, with their rows in token order.
+
+        ``order``: the order in which rows were added. ``with_parts``: whether to include the sums of each worker.
+        """
         back = np.argsort(order)
         rows = {name: np.concatenate(parts, axis=2) for name, parts in self.rows.items()}
         whole = {name: np.take(x, back, axis=2) for name, x in rows.items()} | self.sums
@@ -146,10 +149,10 @@ def in_float64(
     tables: Tables | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> tuple[Named, Named]:
-    """Return results and their row scales, by name, computed part by part over the query rows.
+    """Compute results and their row scales, by name, for one part of the query rows after another.
 
-    With the ``tables`` of a ring, the results also include ``dsinks_parts`` and ``dbias_parts``, as in
-    :func:`ringspec.truth.exactly.attention`. ``tick`` is called after each part.
+    ``tables``: which tokens each worker of a ring holds. With it, both also include ``dsinks_parts`` and
+    ``dbias_parts``, as in :func:`ringspec.truth.exactly.attention`. ``tick`` is called after each part.
     """
     bias = problem.rows.bias
     by_row = ("o", "lse", "dq") + (("dbias",) if bias is not None and bias.shape[2] > 1 else ())

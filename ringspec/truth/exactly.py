@@ -1,4 +1,4 @@
-"""Correctly rounded results of attention, of a ring, of a block and of a merge, in global order."""
+"""Correctly rounded results of attention, of the gradients of one block, and of a merge, in global token order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ STATISTICS = ("lse", "dsinks", "dsinks_parts")
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which values to compute: results in each of ``formats``, and with ``scales`` also row scales.
+    """Which values to compute: results in each of ``formats`` and, if ``scales`` is true, row scales.
 
-    ``statistics``: the formats of lse and dsinks, if they differ from ``formats``.
+    ``statistics``: the formats of lse and dsinks, if they differ from ``formats``. A row scale is the unit in which the
+    errors of one row are measured.
     """
 
     formats: tuple[str, ...] = ("float64",)
@@ -40,10 +41,11 @@ FLOAT64 = Wanted()
 def attention(
     problem: Problem, upstream: Upstream, tables: Tables | None = None, wanted: Wanted = FLOAT64
 ) -> Truth:
-    """Return correctly rounded o and lse, and with ``upstream.dy`` the gradients.
+    """Return correctly rounded o and lse and, if ``upstream.dy`` is given, the gradients.
 
-    With the ``tables`` of a ring also ``dsinks_parts`` [W, H, N] and, if all queries share the bias,
-    ``dbias_parts`` [W, ...]: the sums over each worker's own rows. Raises the errors of :func:`ringspec.exact.backward`.
+    ``tables``: which tokens each of the W workers of a ring holds. With it, the result also has ``dsinks_parts``
+    [W, H, N] and, if all queries share the bias, ``dbias_parts`` [W, ...]: the sums over each worker's own rows. Raises
+    the errors of :func:`ringspec.exact.backward`.
     """
     asked = problem_of(problem)
     if upstream.dy is None:
@@ -62,7 +64,10 @@ def attention(
 def block_gradients(
     problem: Problem, dy: Array, lse: Array, delta: Array, wanted: Wanted = FLOAT64
 ) -> Truth:
-    """Return what the keys of ``problem`` contribute to the gradients; lse and delta [B, H, Sq] are over all keys."""
+    """Return what the keys of ``problem`` contribute to the gradients.
+
+    lse and delta [B, H, Sq] belong to whole rows, which may have more keys than ``problem``.
+    """
     return exact.block_backward(problem_of(problem), dy, lse, delta, **vars(wanted))
 
 

@@ -26,13 +26,13 @@ WITH_LAST_AXIS = ("o", "dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Expected:
-    """Expected results in global order, float64.
+    """Expected results in token order, float64.
 
-    ``values`` by name: o, lse; with dy also dq, dk, dv, dsinks, dbias. ``scale``: the row scale of each value.
-    ``source``: how the values were computed, in words.
+    ``values`` by name: o and lse; if dy is given, also dq, dk, dv, dsinks and dbias. ``scale``, by name: the row
+    scales, by which errors are divided. ``source``: how the values were computed, in words.
 
-    With the tables of a ring also ``dsinks_parts`` [W, H, N] and, if all queries share the bias,
-    ``dbias_parts`` [W, ...]: the sums over each worker's own rows.
+    For a ring of W workers, also ``dsinks_parts`` [W, H, N] and, if all queries share the bias, ``dbias_parts``
+    [W, ...]: the sums over each worker's own rows.
     """
 
     values: Named
@@ -46,10 +46,11 @@ def expected_of(
     tables: Tables | None = None,
     limit: int | None = None,
 ) -> Expected:
-    """Return the expected results of a checked problem, exact or in float64.
+    """Return the expected results of a problem, exact or in float64.
 
     They are exact if B * H * Sq * Sk * (D + Dv) is at most ``limit`` (None: :data:`EXACT_LIMIT`). Raises UndecidedError
-    if the float64 values of a sampled row are not close to the exact ones.
+    if the float64 values of a sampled row are not close to the exact values. ``tables``: which tokens each worker of a
+    ring holds.
 
     >>> from ringspec.problem.options import check
     >>> one = np.ones((1, 1, 4, 2))
@@ -74,9 +75,9 @@ def exact_values(problem: Problem, upstream: Upstream, tables: Tables | None = N
 def cross_checked(problem: Problem, upstream: Upstream, values: Named, scale: Named) -> int:
     """Compare sampled rows with exact values; return the number of rows, or raise UndecidedError.
 
-    For o, lse and dq, a sampled row is compared as it is. dk, dv, dsinks and dbias are sums over all query
-    rows: the contribution of the sampled rows to these sums is compared with its exact value, and only the
-    summation over all rows is unchecked.
+    For o, lse and dq, the sampled rows themselves are compared. dk, dv, dsinks and dbias are sums over all query
+    rows. What the sampled rows contribute to these sums is compared with its exact value; only the summation over all
+    rows is unchecked.
     """
     queries = problem.q.shape[2]
     sampled = np.unique(np.linspace(0, queries - 1, SAMPLED).astype(np.int64))

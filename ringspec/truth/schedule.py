@@ -1,4 +1,4 @@
-"""A schedule as two tables: the owner of the block that each worker computes with, and where each worker sends."""
+"""Show a ring's schedule as two tables: whose block each worker computes with, and where it sends, in each step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ NOBODY, EVERYBODY = -1, -2
 def schedule_of(name: str, circulation: str, workers: int, direction: int) -> Schedule:
     """Return the schedule of the pass ``name``, 'forward' or 'backward'.
 
-    The forward pass of a Q ring is a KV ring (RING-5): circulation 'q' changes only the backward pass.
+    ``circulation`` says what travels: 'kv', 'q' or 'gather'. With 'q', only the backward pass differs from 'kv',
+    because keys and values travel in the forward pass in both cases (rule RING-5).
     """
     made = forward_schedule if name == "forward" else backward_schedule
     return made(circulation, workers, direction)
 
 
 def visitors(schedule: Schedule) -> NDArray[np.int64]:
-    """Return [steps, W]: the owner of the block that each worker computes with in each step; -1 if it is idle.
+    """Return [steps, W]: the worker whose block each worker computes with in each step; -1 if it is idle.
 
     >>> visitors(schedule_of("forward", "kv", 3, 1)).tolist()
     [[0, 1, 2], [2, 0, 1], [1, 2, 0]]

@@ -1,4 +1,8 @@
-"""Distribute global tensors to the workers of a ring: results have a leading axis W, and tokens in slot order."""
+"""Distribute global tensors to the workers of a ring.
+
+A layout assigns the tokens to the slots of the W workers; a slot without a token is padding. Distributed tensors have a
+leading axis W, and each worker's tokens in the order of its slots.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ OF_QUERIES, OF_KEYS = ("o", "lse", "dq"), ("dk", "dv")
 
 @dataclass(frozen=True)
 class Tables:
-    """Layouts of queries and keys: int64 [W, n_q] and [W, n_k], the token in each slot, -1 for padding."""
+    """The layouts of queries and keys: int64 [W, n_q] and [W, n_k], the token in each slot, -1 for padding."""
 
     q: NDArray[np.int64]
     k: NDArray[np.int64]
@@ -72,9 +76,9 @@ def per_worker(
 ) -> dict[str, NDArray]:
     """Return results or row scales, by name, as the workers of a ring hold them; without ``tables``, unchanged.
 
-    ``dsinks_parts`` is renamed to dsinks [W, H, N], and the total to dsinks_sum; likewise for dbias if
-    all queries share the bias. Otherwise each row of dbias goes to the worker of its query. ``lse_of_padding`` is the
-    value of lse in padding slots.
+    ``dsinks_parts``, the sums over each worker's rows, becomes dsinks [W, H, N], and the total becomes dsinks_sum. The
+    same holds for dbias if all queries share the bias. Otherwise each row of dbias belongs to the worker of its query.
+    ``lse_of_padding``: the value of lse in padding slots.
     """
     if tables is None:
         return dict(values)

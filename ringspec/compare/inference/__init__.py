@@ -1,1 +1,1 @@
-"""Find the recipe whose predicted noise fits the errors of a kernel."""
+"""Find the recipe (where a kernel rounds, and to which formats) whose predicted noise fits the errors of a kernel."""

@@ -1,11 +1,12 @@
-"""The recipes with which a kernel's noise is compared, each with a description in words.
+"""List the ways in which a kernel may round, each with a description, so that its noise can be compared with them.
 
-A candidate is the declared recipe with one rounding point changed, or a recipe of :mod:`ringspec.recipes` with the
-same input format. Two kinds of candidate are derived from predictions of other recipes:
+A recipe says to which format a kernel rounds at each of its *rounding points*, such as P before its product with V.
+The *candidates* are the recipe that the kernel declares, variations of it at one or a few rounding points, and the
+predefined recipes of :mod:`ringspec.recipes` with the same input format. Two kinds of variation are not recipes:
 
-- A point rounds twice. Let V be the predicted variance of the declared recipe, and V0 that of the same recipe without
-  the rounding at this point. The rounding contributes V - V0, so the candidate's variance is V + (V - V0).
-- A point truncates instead of rounding to nearest. The variance is the same, and there is a mean error of half a unit
+- A point rounds twice. Let V be the predicted variance of the declared recipe, and V0 the variance without the
+  rounding at this point. The rounding contributes V - V0, so the candidate's variance is V + (V - V0).
+- A point truncates instead of rounding to nearest. The variance is the same, but the error has a mean: half a unit
   in the last place towards zero.
 """
 
@@ -70,9 +71,9 @@ REFERENCES = {
 class Candidate:
     """One way in which a kernel may round.
 
+    ``words``      how such a kernel differs from the declared recipe
     ``terms``      pairs (factor, recipe): the variance is the sum of factor * (predicted variance of the recipe)
-    ``truncated``  points that truncate towards zero instead of rounding to nearest
-    ``words``      how the kernel would differ from the declared recipe
+    ``truncated``  rounding points that truncate towards zero instead of rounding to nearest
     """
 
     name: str
@@ -82,10 +83,7 @@ class Candidate:
 
     @property
     def meaning(self) -> tuple[object, ...]:
-        """A key that is equal for candidates with the same formats and the same rounding of P.
-
-        Candidates that differ only in the order of their sums have the same key.
-        """
+        """A key that is equal for candidates that differ only in the order of their sums."""
         terms = (
             (factor, r.p_relative_to or "block", *(getattr(r, point) for point in NOUNS))
             for factor, r in self.terms
@@ -94,7 +92,7 @@ class Candidate:
 
 
 def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
-    """Return the candidates: the declared recipe, variants of it, and other recipes with the same input format.
+    """Return all candidates, the declared recipe first and the predefined recipes last.
 
     >>> from ringspec.recipes import recipe
     >>> [c.words for c in candidates_for(recipe("bf16"))][:4]
@@ -124,7 +122,7 @@ def candidates_for(declared: Recipe) -> tuple[Candidate, ...]:
 
 
 def narrow_format(declared: Recipe) -> str | None:
-    """Return the first format narrower than float32 among those of P, dS and the outputs; None if there is none."""
+    """Return the first of the formats of P, dS and the outputs that is narrower than float32; None if there is none."""
     for name in (declared.p, declared.ds, declared.outputs):
         if unit_roundoff(name) > unit_roundoff("float32"):
             return name
@@ -143,7 +141,7 @@ def twice(declared: Recipe) -> list[Candidate]:
 
 
 def not_rounded(declared: Recipe, narrow: str) -> list[Candidate]:
-    """Return candidates that do not round P, dS or both of them, and one that rounds only the results."""
+    """Return candidates without the rounding of P, of dS, or of both, and a candidate that rounds only the results."""
     found = []
     for points, noun in ((("p",), "P was"), (("ds",), "dS was"), (("p", "ds"), "P and dS were")):
         if all(getattr(declared, point) == narrow for point in points):
@@ -194,7 +192,7 @@ def alone(declared: Recipe, narrow: str) -> list[Candidate]:
 
 
 def references(declared: Recipe) -> list[Candidate]:
-    """Return candidates whose P is relative to a maximum or lse other than the declared one; all are correct."""
+    """Return candidates that round P = exp(s - c) with another c than declared; every c in the list is correct."""
     return [
         Candidate(f"p relative to {kind}", words, ((1.0, declared.replace(p_relative_to=kind)),))
         for kind, words in REFERENCES.items()
@@ -220,7 +218,7 @@ def truncations(declared: Recipe) -> list[Candidate]:
 
 
 def float32_candidates(declared: Recipe) -> list[Candidate]:
-    """Return candidates for a declared recipe without narrow formats: operands or sums of another width."""
+    """Return candidates for a recipe without 16-bit or 8-bit formats: they change the width of operands or of sums."""
     found = []
     if declared.inputs == "float32":
         for fmt in ("bfloat16", "float16"):
@@ -240,7 +238,7 @@ def float32_candidates(declared: Recipe) -> list[Candidate]:
 
 
 def in_words(declared: Recipe, other: Recipe) -> str:
-    """Say at which rounding points another recipe differs from the declared one.
+    """Describe the rounding points at which ``other`` differs from the declared recipe.
 
     >>> from ringspec.recipes import recipe
     >>> in_words(recipe("bf16"), recipe("bf16").replace(ds="float32", name="x"))
@@ -267,7 +265,7 @@ def verb(want: str, got: str) -> str:
 
 
 def predictions_of(candidates: Sequence[Candidate]) -> tuple[Prediction, ...]:
-    """Return the predictions that the candidates need, as (recipe, truncated points) without duplicates."""
+    """Return the noise predictions that the candidates need, as (recipe, truncated points) without duplicates."""
     found: list[Prediction] = []
     for candidate in candidates:
         for _, recipe in candidate.terms:

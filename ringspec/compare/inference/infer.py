@@ -1,34 +1,34 @@
-"""Infer the arithmetic of a kernel: compare its errors with the predicted noise of several recipes.
+"""Infer the arithmetic of a kernel: compare its errors with the noise that several recipes predict.
 
-The noise of a kernel shows how it rounds (docs/conform/noise.md). A kernel that rounds dS twice has more noise in dq and
-dk than its recipe predicts, and as much in o and dv. A kernel that keeps P in float32 has less noise. A kernel that
-truncates P has a mean error as well.
+A recipe says where a kernel rounds, and to which formats. The noise (the rounding errors) shows how the kernel really
+rounds: if it rounds dS twice, dq and dk have more noise than the recipe predicts, while o and dv do not. If it keeps P
+in float32, it has less noise. If it truncates P, the errors have a mean as well.
 
-Each candidate predicts a standard deviation sd and a mean m (0 except for truncation) for each
-element. Its score in a tensor is a Gaussian quasi-log-likelihood::
+The kernel is compared with *candidates*: the recipe that it declares, small changes of that recipe, and other recipes.
+For each element, a candidate predicts the standard deviation sd and the mean m of the error; m is 0 except for
+truncation. If e is the error of the element, the candidate's score in a tensor is a Gaussian quasi-log-likelihood::
 
     score = n * average over elements of ( -log sd - (e - m)^2 / (2 sd^2) )
 
-e is the error of an element. (e - m)^2 / sd^2 is limited to :data:`CUT`, so that a few wrong elements do not decide
-which recipe fits; the tests of :mod:`ringspec.compare.statistics.tests` find wrong elements. The score is n times an
-average, not a sum over all elements, because elements share errors and predictions are accurate only to
-:data:`MODEL`. n is 1 / (2 MODEL^2) = 102, or the number of rows of the tensor if that is smaller. If a predicted sd is
-wrong by the factor 1 + x, the score falls by about n x^2 nats (natural logarithms of a likelihood ratio): by 1 for
-10 %, which says little, by 6 for the 25 % of a dS rounded twice, by 50 for twice the noise.
+(e - m)^2 / sd^2 is limited to :data:`CUT`, so that a few wrong elements do not decide which recipe fits. (Wrong
+elements are found by the tests of :mod:`ringspec.compare.statistics.tests`.) The score is n times an average, not a sum
+over all elements, because elements share errors, and because a predicted sd has a relative error of about
+:data:`MODEL`. n is 1 / (2 MODEL^2) = 102, or the number of rows of the tensor if that is smaller.
 
-The candidates are ordered: the declared recipe, small changes of it, other recipes. *The best* is the first
-candidate within :data:`EVEN` nats of the highest score. So the result does not depend on the last digits of a machine's
-products, and of two equally good candidates the simpler one is named.
+Scores are measured in nats (the natural logarithm of a likelihood ratio). If a predicted sd is wrong by a factor 1 + x,
+the score falls by about n x^2 nats for small x: by 1 for x = 10 %, which says little, and by 6 for the 25 % of a dS
+that is rounded twice. For twice the noise it falls by about 50 nats.
 
-A fit is *good* if in every tensor the root mean square of error / sd, without the limit, lies within the band of a
-correct kernel. If no fit is good, the report names the nearest one and concludes nothing. Only the batch and key head
-with the largest errors are used.
+The *best* candidate is the first one in the list whose score is within :data:`EVEN` nats of the highest. The list
+begins with the declared recipe and the simplest changes, so of two equally good candidates the simpler is named. The
+last digits of a machine's matrix products do not change the result. If a candidate predicts exactly what the declared
+recipe predicts (as with rounded partial results and a single worker), the declared recipe is named.
 
-The declared recipe is *contradicted* if its own fit is not good and another recipe fits better by
-:data:`CONTRADICTION` nats. The band of a correct kernel is that of
-:func:`~ringspec.compare.statistics.types.allowance_for`. A candidate with the same prediction as the declared recipe
-cannot be distinguished from it (for example, rounded partial results with one worker); the declared recipe is then
-the best.
+A fit is *good* if the root mean square of error / sd (without the limit :data:`CUT`) is, in every tensor, in the range
+that a correct kernel may have (:func:`~ringspec.compare.statistics.types.allowance_for`). If the best fit is not good,
+the report names it as the nearest, and concludes nothing. The declared recipe is *contradicted* if its own fit is not
+good and the best candidate scores at least :data:`CONTRADICTION` nats more. Only the batch and key head with the
+largest errors are used.
 """
 
 from __future__ import annotations
@@ -65,10 +65,9 @@ Predictor = Callable[..., Predicted]
 class Fit:
     """How well one ``candidate`` fits the errors of a kernel.
 
-    ``name``: the candidate's name. ``margin``: by how many nats its score is below the highest one. ``good``:
-    whether the errors have the predicted size in every tensor (see the module). ``rms``, by tensor: the root mean
-    square of (error - mean) / sd, where an element counts at most sqrt(CUT) = 5. ``scores``: the score of each
-    tensor.
+    ``name``: the candidate's name. ``margin``: how many nats its score is below the highest score. ``good``: whether
+    the errors have the predicted size in every tensor. ``rms``, by tensor: the root mean square of (error - mean) / sd,
+    where each element counts as at most sqrt(CUT) = 5. ``scores``: the score in each tensor.
     """
 
     candidate: Candidate
@@ -82,7 +81,7 @@ class Fit:
         return self.candidate.name
 
     def seen(self) -> str:
-        """The rms of each tensor, as text."""
+        """Return the ``rms`` of each tensor as text."""
         ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.rms.items())
         return f"rms of error / predicted: {ratios}"
 
@@ -91,8 +90,9 @@ class Fit:
 class Inference:
     """The conclusion about one kernel.
 
-    ``fits``: all candidates, the highest score first. ``declared``: the fit of the declared recipe. ``best``: the fit
-    that is named, possibly the declared one. ``contradicted``: whether the errors contradict the declared recipe.
+    ``declared``: the fit of the declared recipe. ``best``: the fit of the best candidate, which may be the declared
+    recipe. ``fits``: the fits of all candidates, the highest score first. ``contradicted``: whether the errors
+    contradict the declared recipe.
     """
 
     declared: Fit
@@ -102,14 +102,14 @@ class Inference:
 
     @property
     def alike(self) -> tuple[Fit, ...]:
-        """The fits that are hard to distinguish from the best: those within :data:`CONTRADICTION` nats of it."""
+        """The fits within :data:`CONTRADICTION` nats of the best, which are hard to distinguish from it."""
         near = self.best.margin + CONTRADICTION
         return tuple(f for f in self.fits if f is not self.best and f.margin < near)
 
     def lines(self, was_declared: bool = True) -> list[str]:
-        """Return lines that say which candidate fits best, by how much, and whether the recipe is contradicted.
+        """Return lines of text: which candidate fits best, by how much, and whether the recipe is contradicted.
 
-        ``was_declared``: False if the target declares no recipe, so that the recipe of its input format was used.
+        ``was_declared``: False if the kernel declares no recipe, and the usual recipe of its input format was used.
         """
         name = f"the declared recipe {self.declared.name}"
         if not was_declared:
@@ -143,9 +143,9 @@ def infer(
     """Find the candidate whose predicted noise is most like the errors of a kernel in one problem.
 
     ``errors``: got - truth, float64, for any of o, lse, dq, dk and dv, in the shape of the tensor; elements whose error
-    is not finite are ignored. ``predict``: :func:`ringspec.compare.noise.predict.predict`; ``attention`` and
-    ``geometry`` are its arguments. ``candidates``: what to compare, with the declared recipe first; None: those of
-    :func:`candidates_for`.
+    is not finite are ignored. ``predict``: the function :func:`ringspec.compare.noise.predict.predict`; ``attention``
+    and ``geometry`` are its arguments. ``candidates``: the candidates to compare, the declared recipe first; None: the
+    result of :func:`candidates_for`.
     """
     used = recipe_of(declared)
     candidates = candidates_for(used) if candidates is None else tuple(candidates)
@@ -173,7 +173,7 @@ def infer(
 def worst_head(
     attention: Attention, errors: Mapping[str, Array], noise: Predicted
 ) -> tuple[Attention, dict[str, Array]]:
-    """Return the problem and the errors of one batch and key head: those with the largest errors relative to ``noise``.
+    """Restrict the problem and the errors to the batch and key head with the largest errors relative to ``noise``.
 
     One head has enough rows to distinguish recipes, and takes less time.
     """
@@ -214,8 +214,8 @@ def held_variance(
 ) -> tuple[Array, NDArray[np.bool_]]:
     """Return the variances that :func:`score` uses, and a mask of the elements that it uses.
 
-    Used are elements with noise and a finite error. :data:`LEAST` times the square of the median sd is added to each
-    variance, so that elements with almost no noise do not dominate.
+    It uses the elements that have noise and a finite error. :data:`LEAST` times the square of the median sd is added to
+    each variance, so that elements with almost no noise do not dominate.
     """
     used = np.isfinite(error) & (declared_sd > 0)
     least = LEAST * float(np.median(declared_sd[used])) ** 2 if used.any() else 0.0
@@ -236,8 +236,8 @@ def score(error: Array, variance: Array, declared_sd: Array) -> tuple[float, flo
 def one_per_meaning(fits: Sequence[Fit]) -> list[Fit]:
     """Keep one fit for candidates with the same meaning: the first candidate, with the numbers of the best fit.
 
-    Such candidates differ only in the order in which results are merged. This changes the noise less than the order in
-    which a processor adds, so without this step the best candidate would depend on the machine.
+    Such candidates differ only in the order in which results are merged. The order in which a processor adds changes
+    the noise more than that. Without this step, the best candidate would therefore depend on the machine.
     """
     found: dict[tuple[object, ...], Fit] = {}
     for fit in fits:
@@ -248,7 +248,7 @@ def one_per_meaning(fits: Sequence[Fit]) -> list[Fit]:
 
 
 def concluded(fits: Sequence[Fit]) -> Inference:
-    """Sort the fits, name the best, and decide whether the declared recipe, the first of them, is contradicted."""
+    """Sort the fits, find the best, and decide whether the declared recipe is contradicted; its fit comes first."""
     fits = one_per_meaning(fits)
     least = min(fit.margin for fit in fits)
     fits = [dataclasses.replace(fit, margin=fit.margin - least) for fit in fits]
@@ -260,6 +260,6 @@ def concluded(fits: Sequence[Fit]) -> Inference:
 
 
 def within(ratio: float, used: Recipe, tensor: str) -> bool:
-    """Return whether a root mean square of error / sd is in the band of a correct kernel of recipe ``used``."""
+    """Tell whether a correct kernel of recipe ``used`` may have this root mean square of error / sd (``ratio``)."""
     band = allowance_for(used, tensor)
     return band.low <= ratio <= band.high

@@ -1,17 +1,20 @@
-"""Noise of P and dS in the backward pass, for each pair of a query and a key.
+"""Noise (rounding errors) of P and dS in the backward pass, for each pair of a query i and a key j.
 
-The backward pass recomputes P = exp(s - lse) from the lse of the forward pass. With dz = dS, times 1 - t^2 if there is
-a soft cap (t = tanh)::
+The backward pass recomputes P = exp(s - lse) from the lse of the forward pass, and computes dS = P (dp - delta) with
+dp = <dy, v> and delta = <dy, o> - dlse. dz = dS (1 - t^2) is the gradient of the score before the soft cap, where t is
+the tanh of the soft cap, or 0 without a soft cap. If "err" stands for the error of a number, then to first order::
 
-    d P_ij  = P_ij (sigma_ij - d lse_i + its own roundings)
-    d dz_ij = x_ij sigma_ij - dz_ij d lse_i - y_ij d delta_i + private_ij,
-              y = p (1 - t^2),  x = dz - 2 t ds / softcap
+    err P_ij  = P_ij (sigma_ij - err lse_i + its own roundings)
+    err dz_ij = x_ij sigma_ij - dz_ij err lse_i - y_ij err delta_i + private_ij,
+                y = p (1 - t^2),  x = dz - 2 t ds / softcap
 
-Here sigma is the error of a score. ``private`` contains the errors that belong to one pair: the rounding of exp, the
-accumulation of dp, the rounding of dS. d lse and d delta are common to the row. If the scores of both passes are equal
-bit for bit, the same sigma also contributes to d lse and d delta: cov(sigma_ij, d lse_i) = p var sigma and
-cov(sigma_ij, d delta_i) = p X var sigma (X as in ``rows``). In a peaked row most of the error then cancels. If the
-scores differ, these covariances are 0: ``common``, which replaces var sigma in them, is then 0.
+sigma is the error of a score. ``private`` contains the other errors that belong to one pair: the rounding of exp and
+the accumulation of dp. The errors of lse and delta are the same for the whole row.
+
+If the scores of both passes are equal bit for bit, sigma also contributes to the errors of lse and delta:
+cov(sigma_ij, err lse_i) = p var sigma and cov(sigma_ij, err delta_i) = p X var sigma with X_ij = dp_ij - <dy_i, o_i>.
+In a peaked row most of the error then cancels. In the code, ``common`` stands for var sigma in these covariances; it is
+0 if the scores of the two passes differ.
 """
 
 from __future__ import annotations
@@ -37,13 +40,14 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class PairNoise:
-    """Errors of dz and P of a head, each [G, Sq, Sk].
+    """Errors of dz and P for a key head and its G query heads, each [G, Sq, Sk].
 
-    ``private``: the part of dz's error that belongs to one pair. ``dz``: the whole error of dz. Both are errors before dz
-    is rounded as an operand of dq and dk; ``of_ds`` is the error of that rounding. ``kept``: the error of P * keep as an
-    operand of dv, without the errors of score and lse. ``mean_dz``, ``mean_p``: predictable parts of the errors.
-    ``growth`` [G, Sq] = e^|d lse| - 1: the largest relative change of P by the error of lse. The bounds of ``private``
-    and ``kept`` include the terms of higher order in the errors of lse and delta.
+    ``private``: the part of dz's error that belongs to one pair. ``dz``: the whole error of dz. Both are errors before
+    dz is rounded as an operand of the products dq and dk; ``of_ds`` is the error of that rounding. ``kept``: the error
+    of P times the dropout factor as an operand of dv, without the errors of score and lse. ``mean_dz``, ``mean_p``: the
+    predictable parts of the errors of dz and P. ``growth`` [G, Sq]: the largest relative change of P by the error of
+    lse, e^|err lse| - 1. The bounds of ``private`` and ``kept`` include the terms of higher order in the errors of lse
+    and delta.
     """
 
     private: Error
@@ -82,7 +86,7 @@ def pair_noise(
         growth = np.expm1(read.lse.bound)
         mine = np.expm1(sigma.bound) * (1 + own.bound) + own.bound
     both = mine + growth[..., None] * (1 + mine)
-    # The bound covers all of dz's error except dz * growth and y * d delta.
+    # The bound covers all of dz's error except dz * growth and y times the error of delta.
     bound = np.abs(dz) * mine * (1 + growth[..., None])
     bound += y * ((1 + both) * of_dp.bound + both * read.delta.bound[..., None])
     if head.tanh is not None:
@@ -101,7 +105,7 @@ def pair_noise(
 
 
 def own_error(head: Head, recipe: Recipe) -> Error:
-    """Return the relative error of p = exp(s - lse) that comes from rounding s - lse and p; p = 1 is exact."""
+    """Return the relative error of p = exp(s - lse) that the rounding of s - lse and of p causes; p = 1 is exact."""
     p = head.p
     lse = np.where(np.isneginf(head.lse), 0.0, head.lse)
     of_argument = rounding(np.where(p > 0, head.s - lse[..., None], 0.0), recipe.statistics)
@@ -124,7 +128,7 @@ def dp_error(head: Head, recipe: Recipe, inner: float) -> Error:
 def whole_variance(
     head: Head, sources: Sources, read: ReadNoise, private: Array, x: Array, y: Array
 ) -> Array:
-    """Return the variance of the whole error of each dz, including the errors of its row's lse and delta."""
+    """Return the variance of the whole error of dz for each pair, including the errors of its row's lse and delta."""
     assert head.dz is not None and head.dp is not None
     assert head.delta is not None and head.dlse is not None
     dz, total = head.dz, head.delta + head.dlse
@@ -148,7 +152,7 @@ def operand_rounding(
 def kept_noise(
     head: Head, recipe: Recipe, own: Error, mine: Array, growth: Array, truncated: bool
 ) -> tuple[Error, Array]:
-    """Return the error of P * keep as an operand of dv, and the mean of this error.
+    """Return the error of P times the dropout factor as an operand of dv, and the mean of this error.
 
     In a row of equal scores all P have the same rounding error; this common error is the mean.
     """

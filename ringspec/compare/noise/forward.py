@@ -1,26 +1,30 @@
-"""Error sources of o and lse: how each rounding of the forward pass changes a row of the result.
+"""How each rounding of the forward pass changes a row of o and lse.
 
-Let e_ij = exp(s_ij - m), l = sum e, o = sum e keep v / l, and p = e / l be the true values of the final row. The error
-sources of one row i are independent. To first order::
+Let m be the row's largest score, e_ij = exp(s_ij - m), l = sum e, p = e / l and o = sum e keep v / l, all with their
+true values; ``keep`` is the dropout factor. Every rounding causes an independent error; the Greek letters below name
+these errors. If "err" stands for the error of a result, then to first order, for query i, key j and element d of o::
 
-    d o_id = sum_j zeta_ij v_jd                                    P as operand, in units of p
-           + sum_j p_ij (sigma_ij + eta_ij) (keep_ij v_jd - o_id)  scores, and roundings of e, which enter both sums
-           - o_id lambda_i                                         roundings of l
-           + sum_n gamma_in u_ind                                  rescaling factors of partial results
-           + omega_id                                              roundings of o itself
-    d lse_i = sum_j p_ij (sigma_ij + eta_ij) + lambda_i + sum_n gamma_in a_in + rounding of lse
+    err o_id = sum_j zeta_ij v_jd                                    P as operand, in units of p
+             + sum_j p_ij (sigma_ij + eta_ij) (keep_ij v_jd - o_id)  scores (sigma), roundings of e (eta)
+             - o_id lambda_i                                         roundings of l
+             + sum_n gamma_in u_ind                                  rescaling factors of partial results n
+             + omega_id                                              roundings of o itself
+    err lse_i = sum_j p_ij (sigma_ij + eta_ij) + lambda_i + sum_n gamma_in a_in + rounding of lse
 
-A kernel rounds exp(s_ij - c). The recipe says which number c is (``p_relative_to``,
-:mod:`~ringspec.compare.noise.p_relative_to`), for example the largest score of the block, or the largest score so far.
-So the binade of the rounded number depends on the order of the steps, and an exponential that is exactly 1 has no
-rounding error. A partial result relative to the maximum m has the weight exp(m - lse) in the final row.
+A recipe says where a kernel rounds. A kernel rounds exp(s_ij - c) relative to some number c, for example the largest
+score of the block of keys, or the largest score so far; the recipe says which (``p_relative_to``,
+:mod:`~ringspec.compare.noise.p_relative_to`). The binade of the rounded number therefore depends on the order in which
+blocks are visited. An exponential that is exactly 1 has no rounding error. A partial result relative to c has the
+weight exp(c - lse) in the final row.
 
-When two partial results are merged, the rescaling factor exp(m_a - m) of part a multiplies a whole partial sum. Its
-error gamma is therefore the same for all d (:class:`Shared`): u = exp(m_a - lse) (o_a - l_a o) and
-a = exp(m_a - lse) l_a. Rescaling factors between tiles of one block are treated more simply: their errors count as
-independent for each element.
+When two partial results are merged, each is multiplied by a rescaling factor exp(m_n - m), where m_n is the maximum of
+partial result n. The error gamma of this factor is the same for all d (:class:`Shared`). If o_n and l_n are the
+unnormalised o and l of the partial result, u_n = exp(m_n - lse) (o_n - l_n o) and a_n = exp(m_n - lse) l_n. The
+rescaling factors between tiles of one block are treated more simply: their errors count as independent for each
+element.
 
-Sources: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691; rules SOFT-1 to SOFT-4, NUM-2, NUM-3.
+Sources: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691; the specification's rules SOFT-1 to SOFT-4, NUM-2 and
+NUM-3.
 """
 
 from __future__ import annotations
@@ -55,9 +59,9 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class Shared:
-    """An error gamma, one number for each row: it changes o by gamma * ``u`` [G, Sq, Dv], lse by gamma * ``a`` [G, Sq].
+    """An error gamma with one value for each row; it changes o by gamma * ``u`` and lse by gamma * ``a``.
 
-    ``variance`` [G, Sq]: that of gamma.
+    ``u`` is [G, Sq, Dv], ``a`` is [G, Sq]. ``variance`` [G, Sq]: the variance of gamma.
     """
 
     u: Array
@@ -67,15 +71,16 @@ class Shared:
 
 @dataclass
 class Sources:
-    """The error sources of one head in the forward pass (symbols: the module's docstring).
+    """All errors of the forward pass, for a key head and its G query heads (symbols: the module's docstring).
 
-    Errors of pairs, [G, Sq, Sk]: ``sigma`` and ``eta``, the relative errors of e from the scores and from roundings;
+    For each pair, [G, Sq, Sk]: ``sigma`` and ``eta``, the relative errors of e from the scores and from roundings;
     ``common``, the part of sigma's variance that also affects the scores of the backward pass; ``zeta``, the error of P
-    as an operand, in units of p; ``mean``, the predictable part of zeta.
+    as an operand of P v, in units of p; ``mean``, the predictable part of zeta.
 
-    ``lam`` [G, Sq]: roundings of l. ``omega`` [G, Sq, Dv]: roundings of o; ``drift``: the predictable part of omega;
-    ``explained``: the variance that ``drift`` explains. ``shared``: errors of rescaling factors; ``top`` [G, Sq, Dv]
-    and ``bottom`` [G, Sq]: bounds of their effect on the numerator and on the denominator of the final row.
+    For each row or element: ``lam`` [G, Sq], the roundings of l (lambda above); ``omega`` [G, Sq, Dv], the roundings of
+    o; ``drift``, the predictable part of omega; ``explained``, the variance that ``drift`` explains. ``shared``: the
+    errors of rescaling factors. ``top`` [G, Sq, Dv] and ``bottom`` [G, Sq]: bounds of their effect on the numerator and
+    on the denominator of the final row.
     """
 
     sigma: Error
@@ -94,9 +99,9 @@ class Sources:
 
 @dataclass(frozen=True)
 class State:
-    """The running softmax of n rows: maximum ``m`` and sum ``l`` [G, n], and ``o``, not yet divided by l.
+    """The running softmax of n rows: maximum ``m`` [G, n], sum ``l`` [G, n], and ``o``, which is not yet divided by l.
 
-    In a normalised state m is the lse, l is 1, and o is the normalised result.
+    In a normalised state, o is already divided by l; then m holds the lse, and l is 1.
     """
 
     m: Array
@@ -105,7 +110,7 @@ class State:
 
 
 def score_error(head: Head, recipe: Recipe, inner: float) -> Error:
-    """Return the error of each score [G, Sq, Sk], from its product, the soft cap and its rounding.
+    """Return the error of each score [G, Sq, Sk]: from the product <q, k>, the soft cap and the rounding of the score.
 
     ``inner`` multiplies the variance of accumulating the product.
     """
@@ -133,10 +138,10 @@ def forward_sources(
     same_scores: float = 1.0,
     inner: float = 1.0,
 ) -> Sources:
-    """Follow the forward pass of all workers with true values, and record the error of each rounding.
+    """Compute the forward pass of all workers with true values, and record the error of each rounding.
 
-    ``same_scores``: the fraction of sigma's variance that also affects the scores of the backward pass. ``inner``: as
-    in :func:`score_error`.
+    ``truncated``: the points at which the kernel rounds toward zero. ``same_scores``: the fraction of sigma's variance
+    that also affects the scores of the backward pass. ``inner``: the parameter of :func:`score_error`.
     """
     pairs, rows = head.s.shape, head.lse.shape
     sigma = score_error(head, recipe, inner)
@@ -182,7 +187,7 @@ def factor(m_part: Array, m: Array) -> Array:
 
 @dataclass(frozen=True)
 class Worker:
-    """The forward steps of one head under one recipe; every method records its rounding errors in ``sources``."""
+    """The steps of each worker's forward pass; every method records its rounding errors in ``sources``."""
 
     head: Head
     recipe: Recipe
@@ -190,7 +195,7 @@ class Worker:
     truncated: bool
 
     def weight(self, queries: Integers, m: Array) -> Array:
-        """Return exp(m - lse), the weight that a partial sum relative to m has in the final row; 0 for empty rows."""
+        """Return exp(m - lse), the weight of a partial sum relative to ``m`` in the final row; 0 for empty rows."""
         lse = self.head.lse[:, queries]
         nothing = np.isneginf(m) | np.isneginf(lse)
         difference = np.subtract(m, lse, where=~nothing, out=np.zeros(m.shape))
@@ -208,7 +213,7 @@ class Worker:
         return State(state.m, state.l, self.noted(queries, state.m, o, state.o))
 
     def noted(self, queries: Integers, m: Array, o: Partial, before: Partial) -> Partial:
-        """Record in omega the roundings of ``o`` since ``before``, times the weight of o in the final row; return o."""
+        """Record in omega the roundings from ``before`` to ``o``, times o's weight in the final row; return o."""
         w = self.weight(queries, m)[..., None]
         omega = self.sources.omega
         omega.variance[:, queries] += (o.local.variance - before.local.variance) * w**2
@@ -249,9 +254,9 @@ class Worker:
     ) -> tuple[Array, Error, Array]:
         """Return the operand P of P v, its error, and the known part of the error; record eta and zeta.
 
-        The kernel rounds P = exp(s - ``relative_to``) times the dropout factor; the returned arrays are rescaled to
-        exp(s - ``m``). If the exponential is exactly 1, only the dropout factor is rounded. ``w``: the weight of
-        exp(m) in the final row.
+        The kernel rounds P = exp(s - ``relative_to``) times the dropout factor. The returned arrays are relative to
+        ``m`` instead. If the exponential is exactly 1, only the dropout factor is rounded. ``w``: the weight in the
+        final row of a partial result relative to ``m``.
         """
         recipe, sources = self.recipe, self.sources
         known_binade = recipe.p_relative_to != "any"
@@ -288,7 +293,7 @@ class Worker:
         operand: tuple[Array, Error, Array],
         first: bool,
     ) -> Partial:
-        """Compute o = c o + P v, with the errors of P, of the accumulation and of the addition."""
+        """Return the new o, c o + P v, with the errors of P, of the accumulation and of the addition."""
         recipe, v = self.recipe, self.head.v[keys]
         x, of_p, known = operand
         terms = (x > unit_roundoff(recipe.products)).sum(axis=2)[..., None]
@@ -304,7 +309,7 @@ class Worker:
         return self.noted(queries, m, o, brought)
 
     def note_factor(self, queries: Integers, state: State, c: Array) -> None:
-        """Record the rounding of the rescaling factor ``c`` between two tiles, as independent errors of the elements."""
+        """Record the rounding of the rescaling factor ``c`` between tiles as an independent error of each element."""
         of_c = self.relative(c)
         w = self.weight(queries, state.m)
         o, omega, lam = self.head.o[:, queries], self.sources.omega, self.sources.lam
@@ -323,8 +328,9 @@ class Worker:
     def note_shared(
         self, queries: Integers, made: Error, o: Array, mass: Array, of_sum: bool = True
     ) -> None:
-        """Record a relative error ``made`` of a partial result with the numerator ``o`` and the denominator ``mass``.
+        """Record the relative error ``made`` of a whole partial result.
 
+        ``o`` and ``mass``: what this partial result adds to the numerator and to the denominator of the final row.
         ``of_sum`` False: the error affects only the numerator.
         """
         whole = self.head.o[:, queries]
@@ -340,7 +346,7 @@ class Worker:
             self.sources.bottom[:, queries] += made.bound * mass
 
     def merge(self, queries: Integers, a: State, b: State, first: bool) -> State:
-        """Merge two unnormalised states (SOFT-1, NUM-3). At most one of the two factors differs from 1 and 0."""
+        """Merge two unnormalised states (SOFT-1, NUM-3). Of their rescaling factors, at most one is neither 0 nor 1."""
         m = np.maximum(a.m, b.m)
         c_a, c_b = factor(a.m, m), factor(b.m, m)
         l = c_a * a.l + c_b * b.l
@@ -394,7 +400,7 @@ class Worker:
         return State(lse, np.where(empty, 0.0, 1.0), o)
 
     def finish(self, queries: Integers, state: State) -> None:
-        """Add the sinks to the denominator (FWD-5); the rescaling factor and the new sum are rounded."""
+        """Add the sinks to the denominator (FWD-5), and record the rounding of the rescaling factor and of the sum."""
         sinks = self.head.sinks
         if sinks is None:
             return

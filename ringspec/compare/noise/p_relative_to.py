@@ -1,10 +1,9 @@
-"""The number relative to which a kernel rounds P: ``p_relative_to`` of a recipe.
+"""The number c relative to which a kernel rounds P = exp(s - c), and the error of that rounding.
 
-A kernel computes P = exp(s - c) from a score s and a number c, such as the largest score of the row, and then rounds
-P. So c determines the binade of each P, and which P is exactly 1. All choices of c are correct, but the variance of
-single elements differs between them by up to a factor of 4. If the recipe says 'any', P is taken as log-uniform in its
-binade (RELATIVE of :mod:`~ringspec.compare.noise.rounding`). The resulting variance is within a factor of 1.9 of that
-of every choice.
+c is, for example, the largest score of the row. It determines the binade of each P, and which P are exactly 1. Every
+choice of c is correct, but the variance of the rounding errors of single elements differs between choices by up to a
+factor of 4. A recipe (the declaration of where a kernel rounds) names the choice in ``p_relative_to``. If it says
+'any', P is taken as log-uniform in its binade; the predicted variance is then within a factor of 1.9 of every choice.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ FURTHEST = 80.0  # distance of c from a tile's maximum beyond which P is 0 in an
 
 
 class Reference:
-    """The numbers c of some rows of a head, computed tile by tile in the order in which the ring visits the keys."""
+    """Computes c for some query rows of a head, tile by tile, in the order in which a ring visits the keys."""
 
     def __init__(self, kind: str | None, head: Head, queries: Integers) -> None:
         self.kind, self.head, self.queries = kind, head, queries
-        self.seen = np.full((head.o.shape[0], queries.size), -np.inf)  # by 'running' and 'stale'
+        self.seen = np.full((head.o.shape[0], queries.size), -np.inf)  # for 'running' and 'stale'
         self.of_block = self.seen
         if kind == "row":
             self.of_row = self.largest(np.arange(head.s.shape[2]))
@@ -44,7 +43,7 @@ class Reference:
             self.of_row = head.lse[:, queries]
 
     def scores(self, keys: Integers) -> Array:
-        """Return the scores [G, n, len(keys)] of these rows and ``keys``, with -inf where the key is hidden."""
+        """Return the scores [G, n, len(keys)] of the rows and ``keys``, with -inf where the key is hidden."""
         index = np.ix_(np.arange(self.head.s.shape[0]), self.queries, keys)
         return np.where(self.head.seen[index], self.head.s[index], -np.inf)
 
@@ -84,7 +83,7 @@ def finite(m: Array) -> Array:
 
 
 def near(c: Array, m: Array) -> Array:
-    """Return c, limited to a distance of :data:`FURTHEST` from m; m where m or c is -inf (no visible key so far)."""
+    """Return c, moved to within :data:`FURTHEST` of ``m``; where m or c is -inf (no visible key so far), return m."""
     nothing = np.isneginf(m) | np.isneginf(c)
     safe = np.where(nothing, 0.0, m)
     return np.where(
@@ -97,7 +96,8 @@ class POperand:
     """P before it is rounded to the format of the product P v.
 
     ``e`` [G, n, keys]: the exponential exp(s - c). ``x``: e times the dropout factor. ``kept``: whether there is a
-    dropout factor. ``top``: True where e is exactly 1 or the pair is hidden. ``reach``: a bound of the earlier error.
+    dropout factor. ``top``: True where e is exactly 1 or the pair is hidden. ``reach``: a bound of the error of ``x``
+    before the rounding.
     """
 
     x: Array
@@ -129,8 +129,8 @@ def p_rounding_somewhere(
 ) -> tuple[Error, Array]:
     """Return the error of rounding P = ``x``, whose binade is unknown, and the mean of that error.
 
-    ``weight``: the factor by which x is multiplied to give the final probability p. For subnormal numbers, the spacing
-    is taken relative to p, the smallest value that P may have. A truncation loses half a spacing on average.
+    ``weight``: the factor that converts x to the final probability p. For subnormal numbers, the spacing is taken
+    relative to p, the smallest value that P may have. A truncation loses half a spacing on average.
     """
     if unit_roundoff(recipe.p) <= unit_roundoff(recipe.statistics):  # P is already in this format
         return rounding(x, recipe.p, spacing(x, recipe.statistics)), np.zeros(x.shape)

@@ -1,19 +1,20 @@
-"""The rounding noise of every element, predicted from a declared recipe and the true values.
+"""Predict the noise (the rounding errors) of every element from the true values.
 
-:func:`predict` returns the standard deviation and a hard bound of the error of each element of o, lse, dq, dk, dv
-(dsinks, dbias), for a :class:`~ringspec.recipes.Recipe` and a :class:`~ringspec.compare.noise.problem.Geometry`.
+:func:`predict` returns the standard deviation and a hard bound of the error of each element of o, lse, dq, dk, dv,
+dsinks and dbias. It takes a :class:`~ringspec.recipes.Recipe`, which says where the kernel rounds, and a
+:class:`~ringspec.compare.noise.problem.Geometry`, which says how a ring of W workers divides the problem.
 :meth:`Noise.variance_of_sums` returns the variance of weighted sums of errors (docs/conform/noise.md). The
-derivations are in:
+derivations are in these modules:
 
 =================  ===============================================================================
 ``problem``        the input: true values and geometry
 ``rounding``       one rounding, an accumulated sum, a value that is rounded several times
 ``p_relative_to``  the number relative to which P is rounded
-``forward``        the error sources of o and lse, block by block in the ring's order
-``rows``           the errors of o, lse and delta that follow from these sources
+``forward``        the errors of the forward pass, block by block in the ring's order
+``rows``           the resulting errors of o, lse and delta = <dy, o> - dlse
 ``backward``       P and dS of the backward pass
 ``ring``           dq, dk, dv: sums over tiles and ring steps
-``sums``           the variance of sums: weights propagated back through the adjoint
+``sums``           the variance of weighted sums of errors
 =================  ===============================================================================
 
 **Bound.** The bound takes the worst case of every rounding (half a spacing at the largest value that the number can
@@ -22,11 +23,11 @@ to the results through the same linear maps as the variances, with absolute valu
 error, the bound includes the higher-order terms of exp, quotients and products. It is proven for a kernel that rounds
 where the recipe says and whose exp and log err by at most half a spacing.
 
-**Measured** with the specification's ring on 260 random problems (64 to 192 tokens, 1, 2, 4 or 8 workers, all layouts
-and circulations, logits with a standard deviation of 0.01 to 8, tiles, masks, sinks, soft cap, bias, dropout, dlse).
-The reference is float64; for the recipe float64, it is extended precision. The first three numbers of each column
-describe the root mean square of error / sd in one problem: its median, least and greatest value over the problems. The
-fourth number is the largest |error| / bound (``tests/benchmarks/calibrate_noise.py``)::
+**Measured** with ``ringspec.ring`` on 260 random problems (64 to 192 tokens, 1, 2, 4 or 8 workers, all layouts and
+circulations, logits with a standard deviation of 0.01 to 8, tiles, masks, sinks, soft cap, bias, dropout, dlse).
+Results are compared with float64 values, or with extended precision for the recipe float64. Let the ratio of a problem
+be the root mean square of error / sd. The first three numbers in each column are the median, the least and the
+greatest ratio of all problems; the fourth is the largest |error| / bound (``tests/benchmarks/calibrate_noise.py``)::
 
     recipe         o                      lse                    dq                     dk                     dv
     float64        1.05 0.73..1.29 0.33   1.08 0.91..1.30 0.41   1.08 0.86..1.65 0.04   1.08 0.92..1.49 0.03   1.08 0.94..1.67 0.10
@@ -43,17 +44,18 @@ fourth number is the largest |error| / bound (``tests/benchmarks/calibrate_noise
     nki_impl_fp16  0.97 0.95..1.00 1.00   0.91 0.59..1.28 0.43   1.00 0.98..1.02 0.83   0.99 0.96..1.03 0.74   0.99 0.93..1.03 0.90
     nki_impl_fp32  1.04 0.76..1.36 0.10   0.91 0.73..1.42 0.19   0.90 0.68..1.33 0.02   0.90 0.72..1.39 0.01   0.87 0.68..1.28 0.05
 
-lse is float32 in most of these recipes, and no recipe declares its accumulation order. Three constants were fitted to
+lse is float32 in most of these recipes, and no recipe declares the order of its sums. Three constants were fitted to
 such problems: ``CHUNK`` (in ``rounding``), :data:`INNER` and :data:`UNDECLARED`. They affect only float32 and float64
 sums. For PyTorch 2.13's flash attention on a CPU (``tests/compare/test_noise_torch.py``) the ratio is 0.96 to 1.05 in
-bfloat16 and 0.92 to 1.11 in float32. Weighted sums of errors were measured after subtracting ``drift``, in 40 problems
-with 4 workers for each of five 16-bit recipes. The weights were the true values or random signs; the sums were over a
-tensor, a head or a worker. The root mean square of sum / sd is between 0.8 and 1.2.
+bfloat16 and 0.92 to 1.11 in float32.
 
-**Not covered**: overflow; truncating accumulators; an exp or log whose error exceeds its last digit. In
-float32 recipes sd is known only within a factor of 2, also for sums. Rounding to nearest itself makes a smooth
-distribution of values smaller by a relative 0.2 u^2 on average (3e-6 in bfloat16, where u = 2^-8); this is not
-predicted.
+Weighted sums of errors were measured in 40 problems with 4 workers, for each of five 16-bit recipes, after subtracting
+``drift`` (see :class:`Noise`). The weights were the true values or random signs; the sums ran over a tensor, a head or
+a worker. The root mean square of sum / sd is between 0.8 and 1.2.
+
+**Not covered**: overflow; truncating accumulators; an exp or log that errs by more than its last digit. In float32
+recipes sd is known only within a factor of 2, also for sums. Rounding to nearest itself makes a smooth distribution of
+values smaller by a relative 0.2 u^2 on average (3e-6 in bfloat16, where u = 2^-8); this is not predicted.
 """
 
 from __future__ import annotations
@@ -96,19 +98,19 @@ INNER = 0.5  # between 1 (one accumulator) and 0.1 (a sum in lanes)
 
 @dataclass(frozen=True)
 class Noise:
-    """Predicted errors (result - truth) of each tensor, by tensor name.
+    """The predicted errors (result - truth) of each tensor.
 
-    Every array has the shape of its tensor, such as [B, H, Sq, Dv] for o.
+    The first five fields are dictionaries by tensor name. Their arrays have the shape of the tensor.
 
     ``sd``     standard deviation; 0 where the result must be exact
     ``bound``  largest absolute error
     ``mean``   the mean error: from truncation, from the rounding of 1 / (1 - dropout_p), and from the rounding of P
                in rows of equal scores. ``sd`` is the deviation from this mean; ``bound`` includes the mean
-    ``drift``  errors whose value and sign are known, although ``sd`` counts them as random: roundings of values that
-               are known to lie close to one number of the format. Rows with one visible key, or with a common
-               rescaling factor, have the same rounding error, so these errors add up over a tensor. Subtract
-               ``drift`` from errors before you sum them; :meth:`variance_of_sums` is the variance of what remains
-    ``before`` variance of o, dq, dk and dv before their last rounding
+    ``drift``  errors whose value and sign can be computed, although ``sd`` counts them as random: roundings of values
+               that are known to lie close to one number of the format. Such errors are often equal in many rows, so
+               they add up over a tensor. Subtract ``drift`` from the errors before you sum them;
+               :meth:`variance_of_sums` is the variance of what remains
+    ``before`` variance of the errors of o, dq, dk and dv before their last rounding
     ``attention``  the problem
     ``heads``, ``stored``, ``held``  data from which variances of sums are computed
     """
@@ -124,12 +126,12 @@ class Noise:
     held: Held = field(default_factory=Held, repr=False, compare=False)
 
     def variance_of_sums(self, name: str, weights: Array, labels: Integers | None = None) -> Array:
-        """Return the variance of the sum of weights * error over the elements of each label, [G].
+        """Return the variance of one or several weighted sums of the errors of a tensor.
 
         ``weights`` has the tensor's shape. ``labels`` assigns each row to a sum: int [B, H, Sq] for o, lse and dq,
-        [B, Hkv, Sk] for dk and dv. G is the largest label + 1; rows with a negative label are ignored. None means one
-        sum over all elements, the only choice for dsinks and dbias. Raises OptionError for an unknown tensor name,
-        ShapeError for a wrong shape.
+        [B, Hkv, Sk] for dk and dv; rows with a negative label are ignored. The result has one variance for each label
+        from 0 to the largest. None means one sum over all elements, the only choice for dsinks and dbias. Raises
+        OptionError for an unknown tensor name, ShapeError for a wrong shape.
         """
         if name not in self.sd:
             raise OptionError(
@@ -163,7 +165,7 @@ class Noise:
     def of_head(
         self, name: str, b: int, h: int, weights: Array, labels: Integers | None, count: int
     ) -> Array:
-        """Return what batch b, key head h contributes to each of the ``count`` sums, [count].
+        """Return what batch b, key head h contributes to the variance of each sum, [count].
 
         The other parameters are those of :meth:`variance_of_sums`.
         """
@@ -178,7 +180,7 @@ class Noise:
         return sum_of_rows(name, terms, mine, places, count)
 
     def of_parameters(self, name: str, weights: Array) -> Array:
-        """Return the variance [1] of the weighted sum of all errors of dsinks or dbias; ``weights`` as the tensor."""
+        """Return the variance [1] of the weighted sum of all errors of dsinks or dbias."""
         total = float((weights**2 * self.stored[name]).sum())
         for b, h in self.heads:
             at, head = self.heads[b, h], head_of(self.attention, b, h)
@@ -206,13 +208,13 @@ def predict(
 
     ``geometry``     how a ring divides the problem; None: one worker
     ``stored``       formats by tensor name, for results that the kernel stores in a narrower format than its recipe
-                     says; each adds a rounding
+                     says; each such format adds a rounding
     ``truncated``    points of :data:`TRUNCATIONS` at which the kernel rounds toward zero, not to nearest; any other
                      point raises OptionError
-    ``same_scores``  whether the scores of the backward pass equal those of the forward pass bit for bit. If not,
-                     float32 gradients of peaked rows have up to 3 times the noise. None: not declared; the fraction
+    ``same_scores``  whether the scores of the backward pass equal the scores of the forward pass bit for bit. If not,
+                     float32 gradients of peaked rows have up to 3 times the noise. None: not known; the fraction
                      :data:`UNDECLARED` of the scores' variance then counts as common to both passes
-    ``sequential``   whether <q, k> and <dy, v> are accumulated in one accumulator, term by term. False: not declared;
+    ``sequential``   whether <q, k> and <dy, v> are accumulated in one accumulator, term by term. False: not known;
                      the variance of this accumulation is then multiplied by :data:`INNER`
 
     >>> import numpy as np
@@ -269,7 +271,7 @@ class Results:
         mean: Array | float,
         drift: Array | float = 0.0,
     ) -> None:
-        """Add one head's value, error, mean and drift at ``index`` of the result ``name``."""
+        """Add one head's value, error, mean and drift to the result ``name`` at ``index``."""
         self.value[name][index] += value
         self.variance[name][index] += error.variance
         self.bound[name][index] += error.bound
@@ -277,7 +279,7 @@ class Results:
         self.drift[name][index] += drift
 
     def noise(self, stored: Mapping[str, str]) -> Noise:
-        """Return the prediction, after one more rounding of the results that are stored in a format of ``stored``."""
+        """Return the prediction; the results named in ``stored`` are rounded once more, to the format given there."""
         last = {name: np.zeros(x.shape) for name, x in self.value.items()}
         for name, format_name in stored.items():
             if name not in self.value:
@@ -355,7 +357,7 @@ def predict_head(
 
 
 def own_of_sinks(head: Head, used: Recipe) -> Error:
-    """Return the error of dsinks [G, N] that comes from rounding exp(sink - lse) and from the sum over rows."""
+    """Return the error of dsinks [G, N] that the rounding of exp(sink - lse) and the sum over rows cause."""
     assert head.sinks is not None and head.delta is not None
     exponent = head.sinks[:, None, :] - head.lse[..., None]
     p = np.exp(exponent)

@@ -1,8 +1,8 @@
 """The input of a noise prediction: the true values, and how a ring divides the problem.
 
-All arrays are float64. They cover the whole problem in token order, and hold true values, not a kernel's results. Noise
-is computed for one :class:`Head` at a time: a key head with the query heads that share it. dk and dv are sums over these
-query heads; no other result combines heads. Symbols: ``ringspec.spec.dense_forward``, docs/spec/index.md.
+Noise means rounding errors. All arrays are float64. They cover the whole problem in token order, and hold true values,
+not a kernel's results. Noise is computed for one :class:`Head` at a time: a key head with the query heads that share
+it. dk and dv are sums over these query heads. docs/spec/index.md explains the symbols.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Attention:
 
     ``q`` [B, H, Sq, D], ``k`` [B, Hkv, Sk, D], ``v`` [B, Hkv, Sk, Dv]: as the kernel received them
     ``s``       [B, H, Sq, Sk] scores after scale, bias and soft cap; -inf where invisible
-    ``lse``     [B, H, Sq] with sinks, -inf for an empty row; ``p`` = exp(s - lse); ``o`` [B, H, Sq, Dv]
+    ``lse``     [B, H, Sq], including the sinks; -inf for an empty row. ``p`` = exp(s - lse); ``o`` [B, H, Sq, Dv]
     ``scale``   factor of <q, k>
     ``dy``      [B, H, Sq, Dv]; None without a backward pass. ``dlse`` [B, H, Sq], None = zeros
     ``dp``      <dy, v> * keep; ``delta`` = <dy, o> - dlse; ``ds`` = p * (dp - delta), without the factor
@@ -65,14 +65,16 @@ class Attention:
 class Geometry:
     """How a ring of W = ``workers`` divides a problem, and in which order partial results are combined.
 
-    ``owner_q``, ``owner_k``  [Sq] and [Sk], worker of each token
+    Each token belongs to the block of one worker, its owner. The places in a block are numbered slots.
+
+    ``owner_q``, ``owner_k``  [Sq] and [Sk]: the owner of each query and of each key
     ``order``              [W, W]: ``order[r, t]`` is the owner of the keys that worker r computes with at
                            step t of the forward pass; -1 = none
-    ``order_dq``           [W, W]: ``order_dq[r, t]`` is the owner of the t-th keys that contribute to dq of owner r
-    ``order_dkv``          [W, W]: ``order_dkv[b, t]`` is the owner of the t-th queries that contribute to dk, dv
-                           of owner b
-    ``slot_q``, ``slot_k``  slot of each token in its worker's block, from which its tile follows; None: the
-                           order of the tokens
+    ``order_dq``           [W, W]: ``order_dq[r, t]`` is the owner of the t-th block of keys that contributes to the dq
+                           of worker r
+    ``order_dkv``          [W, W]: ``order_dkv[b, t]`` is the owner of the t-th block of queries that contributes to
+                           the dk and dv of worker b
+    ``slot_q``, ``slot_k``  the slot of each token, which decides its tile; None: slots follow the order of the tokens
     ``reduced_dkv``        whether every contribution to dk, dv is rounded to ``carried_dkv`` before it is added, as in a
                            reduce-scatter; the running sum is always rounded
 
@@ -100,7 +102,7 @@ class Geometry:
         circulation: str = "kv",
         direction: int = 1,
     ) -> Geometry:
-        """Return the geometry of a ring (RING-1).
+        """Return the geometry of a ring (rule RING-1).
 
         ``circulation``: 'kv' (k, v, dk, dv travel), 'q' (q and dq travel) or 'gather' (all keys are collected first);
         other values raise OptionError. ``direction`` 1: worker r sends to r + 1; -1: to r - 1.
@@ -158,7 +160,7 @@ def tiles(index: Integers, slot: Integers | None, size: int | None) -> list[Inte
 
 @dataclass(frozen=True)
 class Head:
-    """True values of one key head of one batch, with its G query heads.
+    """The true values of one key head of one batch, with its G query heads.
 
     ``q`` [G, Sq, D], ``k`` [Sk, D], ``v`` [Sk, Dv]; ``s``, ``p``, ``dp``, ``ds``, ``dz`` [G, Sq, Sk];
     ``lse``, ``delta``, ``dlse`` [G, Sq]; ``o``, ``dy`` [G, Sq, Dv]. ``keep`` [G, Sq, Sk] or None. ``seen``
@@ -190,7 +192,7 @@ class Head:
 
 
 def head_of(attention: Attention, b: int, h: int) -> Head:
-    """Return the true values of batch b, key head h."""
+    """Return the true values of key head ``h`` of batch ``b``."""
     at = attention
     heads = slice(h * at.group, (h + 1) * at.group)
 
@@ -227,7 +229,7 @@ def head_of(attention: Attention, b: int, h: int) -> Head:
 
 
 def with_backward(at: Attention, head: Head, b: int, heads: slice) -> Head:
-    """Add the values of the backward pass to ``head``; those that ``at`` lacks are computed."""
+    """Add the values of the backward pass to ``head``; values that are missing in ``at`` are computed."""
     assert at.dy is not None
     dy = at.dy[b, heads]
     dlse = np.zeros(head.lse.shape) if at.dlse is None else at.dlse[b, heads]

@@ -1,17 +1,19 @@
-"""Noise of dq, dk and dv: the products of P and dS, and their sums over tiles and ring steps.
+"""Noise (rounding errors) of dq, dk and dv, which are sums over tiles and over the steps of a ring.
 
     dq_id = scale sum_j dz_ij k_jd,   dk_jd = scale sum_i dz_ij q_id,   dv_jd = sum_i P_ij keep_ij dy_id
 
-The errors of P and dz are those of :mod:`~ringspec.compare.noise.backward`. dk and dv are sums over rows, whose errors
-are independent, so the variances are summed. dq is a sum over the pairs of one row, which share the errors of the row's
-delta and lse::
+dz is the gradient of the scores before the soft cap, and keep the dropout factor. The errors of P and dz, and the
+symbols below, are those of :mod:`~ringspec.compare.noise.backward`. dk and dv are sums over query rows, whose errors
+are independent, so their variances are added. dq is a sum over the pairs of one row, which share the errors of the
+row's delta and lse, with the covariance cov_i. With "var" for the variance of the error of a number::
 
     var dq_id = scale^2 sum_j (private + x^2 var sigma)_ij k_jd^2 + g_id^2 var delta_i + h_id^2 var lse_i
               + 2 g h cov_i - 2 scale sum_j x p common (g X_ij + h) k_jd,
                 g_id = scale sum_j y_ij k_jd,  h_id = scale sum_j dz_ij k_jd = dq_id
 
-The sums are taken in the order of the geometry: over the tiles of a block, then over the blocks in the order of the
-ring's steps. The error of each rounding depends on the size of the partial sum that is rounded (NUM-2, RING-4, RING-5).
+The :class:`~ringspec.compare.noise.problem.Geometry` gives the order of the sums: first the tiles of a block, then the
+blocks in the order of the ring's steps. The error of each rounding depends on the size of the partial sum that is
+rounded (rules NUM-2, RING-4, RING-5).
 """
 
 from __future__ import annotations
@@ -43,10 +45,12 @@ from ringspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """The noise of one gradient: its true ``value``, its whole ``error``, and the known parts ``mean`` and ``drift``.
+    """The noise of one gradient.
 
+    ``value``: the true value. ``error``: the whole error. ``mean`` and ``drift``: the predictable parts of the error.
     ``before``: variance of all errors before the last rounding. ``gain``: the fraction of these errors that remains
-    after it. ``local``: variance of the roundings of the gradient itself, without the part that ``drift`` explains.
+    after the last rounding. ``local``: variance of the roundings of the gradient itself, without the part that
+    ``drift`` explains.
     """
 
     value: Array
@@ -60,9 +64,11 @@ class GradientNoise:
 
 @dataclass(frozen=True)
 class Formats:
-    """The formats to which one gradient is rounded: products, sum of tiles, block, and sum between ring steps.
+    """The formats to which one gradient is rounded on its way.
 
-    ``reduced``: whether a block's result is rounded to ``carried`` before it is added.
+    ``products``: each tile's product. ``tile``: the sum of the tiles of a block. ``block``: a block's result.
+    ``carried``: the sum of the blocks. ``reduced``: whether a block's result is rounded to ``carried`` as well, before
+    it is added.
     """
 
     products: str
@@ -73,7 +79,7 @@ class Formats:
 
 
 def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | None:
-    """Add the tiles of each block, then the blocks, and round every sum; return None if there are no tiles."""
+    """Add the tiles of each block, then the blocks, and round after every addition; None if there are no tiles."""
     total = None
     for tiles in blocks:
         run = None
@@ -98,7 +104,7 @@ def added_up(blocks: Iterable[list[Partial]], formats: Formats) -> Partial | Non
 def joined(total: Partial, share: Partial, name: str) -> Partial:
     """Add ``share`` to the accumulator ``total`` and round the sum to the format ``name``.
 
-    ``total`` already is a number of this format, so the error of the rounding depends only on ``share``.
+    ``total`` is already a number of this format, so the error of the rounding depends only on ``share``.
     """
     base = Base(total.value + total.drift, total.grid, share.unknown(), share.unknown())
     return total.plus(share).rounded(name, base)
@@ -117,8 +123,8 @@ def share_of(
 ) -> Partial:
     """Compute left [.., n, m] @ right [.., m, D] times ``factor``, with the errors of left and of the accumulation.
 
-    ``upstream``: the errors of ``left``. ``grid``: whether the accumulated product is used unchanged, without a scale or
-    a sum over heads, so that it is a number of the accumulator's format.
+    ``upstream``: the errors of ``left``. ``grid``: True if the product is a number of the accumulator's format, because
+    it is neither scaled nor summed over heads afterwards.
     """
     value = left @ right
     squares = right * right
@@ -131,7 +137,7 @@ def share_of(
 
 
 class Sums:
-    """One gradient of all workers, assembled from the partial results of each worker."""
+    """One gradient of the whole problem, assembled from the part of each worker."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.value, self.drift, self.explained = (np.zeros(shape) for _ in range(3))
@@ -203,9 +209,9 @@ def error_of_dq(
     x: Array,
     y: Array,
 ) -> Error:
-    """Return the error of dq that comes from P and dS, by the formula in the module's docstring.
+    """Return the error of dq that the errors of dz cause, by the formula in the module's docstring.
 
-    ``alone``: the error of dz that belongs to one pair. ``x``, ``y``: the derivatives of dz
+    ``alone``: the error of dz that a pair does not share with its row. ``x``, ``y``: the derivatives of dz
     (:func:`~ringspec.compare.noise.backward.derivatives`).
     """
     assert head.dz is not None and head.dp is not None
@@ -224,7 +230,7 @@ def error_of_dq(
 
 @dataclass(frozen=True)
 class Passed:
-    """The error of a gradient that delta's known error causes (``drift``), and the variance that ``drift`` explains."""
+    """The error of a gradient that the known error of delta causes (``drift``), and the variance that it explains."""
 
     drift: Array
     explained: Array
@@ -233,7 +239,7 @@ class Passed:
 def ended(
     before: Partial, recipe: Recipe, mean: Array, passed_on: Passed, truncated: tuple[str, ...]
 ) -> GradientNoise:
-    """Return the noise of a gradient after its last rounding, to the recipe's format of gradients."""
+    """Return the noise of a gradient after its last rounding."""
     drift, explained = before.drift + passed_on.drift, before.explained + passed_on.explained
     if "gradients" in truncated:
         made, lost = truncation(before.value, recipe.gradients, before.grid)
@@ -260,7 +266,7 @@ def dkv_noise(
     of_kept: Error,
     truncated: tuple[str, ...],
 ) -> tuple[GradientNoise, GradientNoise]:
-    """Predict the noise of dk [Sk, D] and dv [Sk, Dv] of a key head, summed over its query heads (BWD-6)."""
+    """Predict the noise of dk [Sk, D] and dv [Sk, Dv], which are sums over the query heads of a key head (BWD-6)."""
     assert head.dz is not None and head.dy is not None
     kept = head.p if head.keep is None else head.p * head.keep
     of_dz = pairs.dz + pairs.of_ds
@@ -281,7 +287,7 @@ def dkv_noise(
 
 
 def kept_error(head: Head, sources: Sources, read: ReadNoise, pairs: PairNoise) -> Error:
-    """Return the whole error of P * keep as an operand of dv: from its own roundings, its score and lse."""
+    """Return the error of P * keep as an operand of dv: its own roundings, and the errors of its score and lse."""
     kept = head.p if head.keep is None else head.p * head.keep
     shared = sources.sigma.variance - 2 * head.p * sources.common + read.lse.variance[..., None]
     variance = pairs.kept.variance + kept**2 * np.maximum(shared, 0.0)

@@ -1,26 +1,28 @@
 """The error of one rounding, of a sum, and of a number that is rounded several times.
 
-A value is rounded to nearest in a format whose neighbouring numbers, near this value, are u apart. Its error is taken
-as uniform on [-u/2, u/2]: variance u^2 / 12, bound u / 2. The error is smaller in three cases:
+When a value is rounded to nearest, let u be the spacing of the format near the value. The error is taken as uniform on
+[-u/2, u/2], so it has the variance u^2 / 12 and the bound u / 2. There are three exceptions:
 
-- The value is already a multiple of a spacing g, because it is a rounded number, or a sum or product of such
-  numbers. For g >= u the rounding is exact. Otherwise the error has u/g possible values, ties go to even, and its
-  variance is u^2/12 (1 + 2 (g/u)^2) (half of u^2/4 when g = u/2).
-- The true value x is known, and the earlier errors have a standard deviation t far below u. Then the result
+- The value is already a multiple of some spacing g, because it is a rounded number, or a sum or product of rounded
+  numbers. For g >= u the rounding is exact. Otherwise the error has u/g possible values, ties go to even, and the
+  variance is u^2/12 (1 + 2 (g/u)^2). For example, g = u/2 gives u^2/8: half of the roundings are exact.
+- The true value x is known, and earlier errors have a standard deviation t far below u. Then the result
   is the rounding of x, and the error round(x) - x is known. In general, let the earlier error n be normal with
   variance t^2. By Poisson summation, the mean square of round(x + n) - x is
   t^2 + u^2/12 + sum_k (-1)^k cos(2 pi k x/u) exp(-2 pi^2 k^2 t^2/u^2) (u^2/(pi k)^2 + 4 t^2).
-- The value is 0.
+- The value is 0, so the rounding is exact.
 
 **Sums.** Let n terms x_k have the total T and the sum of squares Q, and let r be the unit roundoff of the accumulator.
-The order of the terms is not declared. Rounding a partial sum S has the variance RELATIVE r^2 S^2, where
-RELATIVE = 1 / (8 ln 2) is the mean of (u / (2 r S))^2 / 3 over mantissas that follow Benford's law. In a random order,
-E S_k^2 = (k/n)^2 T^2 + k (n - k) / (n (n - 1)) (Q - T^2/n), which is summed over k in closed form. The errors are
-treated as independent, as in the random walk of Higham and Mary (2019, https://doi.org/10.1137/18M1226312). Matrix
-products are assumed to be accumulated sequentially in chunks of CHUNK terms, row sums in LANES parallel partial
-sums. (Some hardware sums the width of a head in lanes, too; the variance is then a tenth of that of one
-accumulator.) The product of two operands with few digits has few digits; adding it is inexact only if its last
-digit lies below that of the sum. The bound is the worst case over all orders, n r sum |x_k| <= n r sqrt(n Q).
+Rounding a partial sum S has the variance RELATIVE r^2 S^2, where RELATIVE = 1 / (8 ln 2) is the mean of
+(u / (2 r S))^2 / 3 over mantissas that follow Benford's law. The order of the terms is not known. In a random order,
+the partial sum S_k of k terms has the mean square E S_k^2 = (k/n)^2 T^2 + k (n - k) / (n (n - 1)) (Q - T^2/n), which is
+summed over k in closed form. The errors are treated as independent, as in the random walk of Higham and Mary (2019,
+https://doi.org/10.1137/18M1226312).
+
+Matrix products are assumed to be accumulated sequentially in chunks of CHUNK terms, and row sums in LANES parallel
+partial sums. (Some hardware also uses parallel partial sums for <q, k>; the variance is then a tenth.) The product of
+two operands with few digits has few digits; adding it is inexact only if its last digit lies below the last digit of
+the sum. The bound is the worst case over all orders, n r sum |x_k| <= n r sqrt(n Q).
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ BLURRED = 1.0 / 16.0
 
 @dataclass(frozen=True)
 class Error:
-    """The ``variance`` of an error, and a ``bound`` of its absolute value."""
+    """The ``variance`` of an error, and a ``bound`` on its absolute value."""
 
     variance: Array
     bound: Array
@@ -110,8 +112,8 @@ def rounding(
 ) -> Error:
     """Return the error of rounding ``x`` once to the format ``name``.
 
-    ``grid``: x is a multiple of this number (0: any value). ``upstream`` and ``reach``: the variance and a bound of the
-    earlier errors of x. If they exceed x, they determine the binade.
+    ``grid``: a number of which x is a multiple; 0 if there is none. ``upstream`` and ``reach``: the variance and a
+    bound of the earlier errors of x. If they exceed x, they determine the binade.
     """
     known = isinstance(upstream, float) and upstream == 0
     u = spacing(x if known else np.sqrt(x * x + upstream), name)
@@ -143,7 +145,7 @@ def half_spacing(
 
 
 def truncation(x: Array, name: str, grid: Array | float) -> tuple[Error, Array]:
-    """Return the error of rounding toward zero (its variance about the mean, and its bound) and its mean.
+    """Return the error of rounding toward zero (its variance about the mean, and its bound), and the mean of the error.
 
     The mean is half a spacing toward zero, or 0 for values that the format represents exactly.
     """
@@ -161,14 +163,14 @@ def known_rounding(
     reach: Array | float = 0.0,
     base: Base | None = None,
 ) -> tuple[Error, Array, Array, Array]:
-    """Return the error of one rounding if x is known so well that its position between two numbers matters.
+    """Return the error of one rounding of a value x that is known well enough to tell which way it is rounded.
 
-    ``base``: a number of the format from which x differs by a known amount, if there is one. The other parameters are
-    those of :func:`rounding`. Returns four values:
+    ``base``: if x is the sum of a number of the format and a known difference, that number; otherwise None. The other
+    parameters are those of :func:`rounding`. Returns four values:
 
-    - The error. Its variance is what the rounding adds to ``upstream``, and at least 0.
-    - The known part of the error, with its sign: the mean rounding error over the earlier errors.
-    - The variance that this known part explains.
+    - The error. Its variance is the variance that the rounding adds to ``upstream``, at least 0.
+    - The known part of the error, with its sign: the mean of the rounding error over the earlier errors.
+    - The variance that the known part explains.
     - The fraction of the earlier error that remains after the rounding (a regression coefficient): 0 if all values
       are rounded to the same number, and at most 1.
 
@@ -202,10 +204,10 @@ def known_rounding(
 
 
 def between_neighbours(x: Array, t2: Array) -> tuple[Array, Array, Array]:
-    """Return the mean and the mean square of r = round(x + n) - (x + n), and 1 + cov(r, n) / t2.
+    """Return the mean and mean square of r = round(x + n) - (x + n), and 1 + cov(r, n) / t2, the fraction of n left.
 
-    The error n is normal with variance ``t2``; round is to the nearest integer. For t2 below :data:`SHARP`, only the two
-    nearest integers are considered; otherwise the series of the module's docstring is summed to HARMONICS terms.
+    The error n is normal with variance ``t2``; round is to the nearest integer. For t2 below :data:`SHARP`, only the
+    two nearest integers are considered; otherwise the series of the module's docstring is summed to HARMONICS terms.
 
     >>> [[round(float(y), 2) for y in between_neighbours(*np.array([0.25, t2]))] for t2 in (0.0, 0.06, 1.0)]
     [[-0.25, 0.06, 0.0], [-0.1, 0.08, 0.98], [-0.0, 0.08, 1.0]]
@@ -246,8 +248,8 @@ def product_error(
     """Return the error of accumulating a sum in the format ``name``.
 
     ``total``, ``squares`` and ``count`` are T, Q and n of the module's docstring. ``digits``: binary digits of each
-    term. The probability that adding a term x to a sum S is inexact is taken as 2^digits r |S| / |x|, at most 1, with
-    the root mean squares of S and x.
+    term. The probability that adding a term x to a sum S is inexact is taken as 2^digits r |S| / |x|, at most 1; for
+    |S| and |x|, their root mean squares are used.
     """
     n = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
     r = unit_roundoff(name)
@@ -267,7 +269,7 @@ def product_error(
 
 
 def row_sum_error(total: Array, squares: Array, count: Array | float, name: str) -> Error:
-    """Return the error of a row sum: LANES partial sums that are combined in a tree (otherwise :func:`product_error`)."""
+    """Return the error of a row sum: LANES partial sums, added in a tree. Parameters as in :func:`product_error`."""
     chain = product_error(total, squares, count, name)
     n = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
     r = unit_roundoff(name)
@@ -279,10 +281,10 @@ def row_sum_error(total: Array, squares: Array, count: Array | float, name: str)
 
 @dataclass(frozen=True)
 class Base:
-    """Known numbers, multiples of ``grid``, from which a partial result differs by an almost known amount.
+    """Numbers ``value``, multiples of ``grid``, from which a partial result differs by an almost known amount.
 
-    ``value``: the numbers. ``variance``: the variance of the error of this difference. ``covariance``: the covariance of
-    that error with the whole error of the partial result.
+    ``variance``: the variance of the error of this difference. ``covariance``: the covariance of that error with the
+    whole error of the partial result.
     """
 
     value: Array
@@ -295,10 +297,10 @@ class Base:
 class Partial:
     """A partial result, such as a running sum, and its errors.
 
-    ``value``: the true value. ``grid``: the number of which the result is a multiple. ``error``: its whole error so far.
-    ``local``: the error from roundings of this result itself, not of its operands. ``drift``: the part of the local
-    error whose value and sign are known; ``explained``: the variance that ``drift`` explains. ``gain``: the fraction
-    of the earlier error that remained after the last rounding.
+    ``value``: the true value. ``grid``: a number of which the result is a multiple, 0 if there is none. ``error``: the
+    whole error so far. ``local``: the error from roundings of this result itself, not of its operands. ``drift``: the
+    part of the local error whose value and sign are known; ``explained``: the variance that ``drift`` explains.
+    ``gain``: the fraction of the earlier error that remained after the last rounding.
     """
 
     value: Array
@@ -316,10 +318,10 @@ class Partial:
     def rounded(self, name: str, base: Base | None = None) -> Partial:
         """Return the partial result after one more rounding, to the format ``name``.
 
-        In formats narrower than float32, the error may be known. First, the earlier error may be far below a spacing u,
-        as in peaked rows. Second, the value may be a number ``base`` of the format plus a known difference;
-        the error is then round(difference / u) u - difference. In the second case small contributions are lost, and
-        all these errors point toward ``base``, so they add up over a tensor.
+        In formats narrower than float32, the rounding error is known in two cases. First, the earlier error may be far
+        below a spacing u, as in peaked rows. Second, the value may be the sum of ``base``, a number of the format, and
+        a known difference; the error is then round(difference / u) u - difference. A small difference is lost in this
+        case: all these errors point toward ``base``, so they add up over a tensor.
         """
         reach = self.error.bound
         grid = np.maximum(self.grid, spacing(self.value, name))
@@ -335,9 +337,9 @@ class Partial:
         return Partial(self.value, grid, error, local, drift, explained, gain)
 
     def unshared(self, before: Partial, own: Array) -> Array:
-        """Return the variance that an element shares with no other element, after the last rounding.
+        """Return the variance of each element's error that no other element shares, after the last rounding.
 
-        ``before``: the partial result before that rounding. ``own``: the unshared variance before it.
+        ``before``: the partial result before that rounding. ``own``: the unshared variance before that rounding.
         """
         square = np.square(self.gain)
         return np.asarray(square * own + self.unknown() - square * before.unknown())
@@ -354,7 +356,7 @@ class Partial:
         )
 
     def times(self, factor: Array) -> Partial:
-        """Return the product with ``factor`` [...], one number for each row, without rounding."""
+        """Multiply each row by its ``factor``, without rounding."""
         c = factor[..., None]
         grid = np.where(c == 1, self.grid, np.where(c == 0, np.inf, 0.0))
         error, local = self.error.times(c), self.local.times(c)
@@ -364,7 +366,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Merged:
-    """One of the two operands of a merge: ``part``, its rescaling ``factor`` for each row, and their rounded product."""
+    """A partial result in a merge: ``part``, its rescaling ``factor`` for each row, and their rounded ``product``."""
 
     part: Partial
     factor: Array
@@ -376,13 +378,13 @@ class Merged:
 
 
 def partial(value: Array, error: Error, grid: Array | float = 0.0) -> Partial:
-    """Return a partial result that has not been rounded itself. A value of 0 is a multiple of every grid."""
+    """Return a partial result that has not been rounded itself; its ``error`` is that of its operands."""
     lies_on = np.where(value == 0, np.inf, grid)
     return Partial(value, lies_on, error, no_error(value.shape))
 
 
 def larger_part(a: Merged, b: Merged) -> Base:
-    """Return the operand x of a merge round(c x) + round(d y), c >= d, from which the sum differs by a known amount."""
+    """Return x of a merge round(c x) + round(d y) with c >= d; the sum differs from x by an almost known amount."""
     larger = (a.factor >= b.factor)[..., None]
 
     def chosen(of_a: Array, of_b: Array) -> Array:

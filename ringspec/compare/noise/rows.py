@@ -1,14 +1,15 @@
 """Compute the errors of o, lse and delta of each row from the rounding errors of the forward pass.
 
-delta = <dy, o> - dlse is computed from the rounded o, so every error of o changes delta. The errors of the
-scores and of l change both delta and lse. With D = <dy, o> and X_ij = dp_ij - D_i, and the errors sigma, eta, zeta,
-lambda, gamma, omega of :mod:`~ringspec.compare.noise.forward`::
+delta = <dy, o> - dlse is computed from the rounded o, so every error of o changes delta. The errors of the scores and
+of the softmax sum l change both delta and lse. Let D = <dy, o> and X_ij = dp_ij - D_i. The errors sigma, eta, zeta,
+lambda, gamma and omega, and u, are those of :mod:`~ringspec.compare.noise.forward`. Then the error of delta is::
 
-    d delta_i = sum_j zeta_ij <dy_i, v_j> + sum_j p_ij (sigma + eta)_ij X_ij - D_i lambda_i
-              + sum_n gamma_in <dy_i, u_in> + sum_d dy_id omega_id + its own roundings
+    err delta_i = sum_j zeta_ij <dy_i, v_j> + sum_j p_ij (sigma + eta)_ij X_ij - D_i lambda_i
+                + sum_n gamma_in <dy_i, u_in> + sum_d dy_id omega_id + its own roundings
 
-A row of dS has one delta and one lse. An error of either changes dq_i along one direction and every dk_j a little. So
-the errors of different elements are correlated, and the variance of a sum over a tensor is not the sum of variances.
+All elements of a row of dS = p (dp - delta) use the same delta and the same lse. An error of delta or lse therefore
+changes many elements of dq and dk at once. These errors are correlated, so the variance of a sum over a tensor is not
+the sum of the variances.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from ringspec.recipes import Recipe
 class RowNoise:
     """The errors of o and lse as the forward pass returns them.
 
-    ``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: the total errors. The other arrays concern o. ``mean`` and ``drift``: the
-    predictable parts of its error; ``explained``: the variance that ``drift`` explains. ``output``: the remaining
-    variance that an element shares with no other. ``before``: the variance before the last rounding. ``gain``: the
-    fraction of these earlier errors that remains after the last rounding.
+    ``o`` [G, Sq, Dv] and ``lse`` [G, Sq]: the total errors. The other fields describe the error of o. ``mean`` and
+    ``drift``: its predictable parts; ``explained``: the variance that ``drift`` explains. ``output``: the rest of the
+    variance that an element shares with no other element. ``before``: the variance before the last rounding.
+    ``gain``: the fraction of the errors before the last rounding that remains after it.
     """
 
     o: Error
@@ -55,7 +56,7 @@ class RowNoise:
 
 @dataclass(frozen=True)
 class ReadNoise:
-    """Errors of lse and delta [G, Sq] as the backward pass reads them, and their ``covariance``.
+    """The errors of lse and delta [G, Sq] as the backward pass reads them, and their ``covariance``.
 
     ``mean`` and ``drift``: the predictable parts of delta's error; ``explained``: the variance that ``drift``
     explains.
@@ -109,9 +110,10 @@ def row_noise(head: Head, recipe: Recipe, sources: Sources, truncated: tuple[str
 
 
 def base_of_o(head: Head, recipe: Recipe, made: Partial) -> Base | None:
-    """Return the carried o from which the result differs by a known amount (the factor of the sinks), or None.
+    """Return the o that is kept between ring steps, from which the result differs by a known amount, or None.
 
-    It exists only for sinks with normalised partial results.
+    If partial results are normalised and there are sinks, this o is rounded, and then multiplied by a factor that adds
+    the sinks to the denominator. In all other cases the result is None.
     """
     if recipe.merge_order != "normalised" or head.sinks is None:
         return None
@@ -196,9 +198,9 @@ def read_noise(head: Head, recipe: Recipe, sources: Sources, rows: RowNoise) -> 
 
 
 def delta_error(head: Head, recipe: Recipe, before: Error, rows: RowNoise) -> Error:
-    """Return the error of delta = <dy, o> - dlse (BWD-1), given the error ``before`` that the errors of o cause.
+    """Return the error of delta = <dy, o> - dlse (rule BWD-1), given the error ``before`` that the errors of o cause.
 
-    Roundings are added for the products, their sum, its format, and the subtraction of dlse where it is not 0.
+    It adds the roundings of the products, of their sum, and of the subtraction of dlse where dlse is not 0.
     """
     assert head.dy is not None and head.delta is not None and head.dlse is not None
     dy, o, total = head.dy, head.o, head.delta + head.dlse

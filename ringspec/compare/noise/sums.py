@@ -1,21 +1,25 @@
-"""Variance of a weighted sum of errors, including the errors that several elements share.
+"""Variance of a weighted sum of a tensor's rounding errors, including the errors that several elements share.
 
-Let C be the weights of a tensor's elements. The weighted sum T of the errors is linear in the roundings eps_n, which
-are independent: T = sum_n a_n eps_n and Var T = sum_n a_n^2 var eps_n. The coefficients a follow from C by
-the adjoint of the linear map from roundings to results, which takes a few matrix products:
+Let C be the weights of the elements. The weighted sum T of their errors is linear in the errors eps_n of single
+roundings, which are independent: T = sum_n a_n eps_n, so Var T = sum_n a_n^2 var eps_n. The coefficients a_n follow
+from C by the adjoint of the linear map from roundings to results, which takes a few matrix products. The errors and the
+symbols x, y, X, dz and sigma are those of :mod:`~ringspec.compare.noise.forward` and
+:mod:`~ringspec.compare.noise.backward`; i is a query, j a key:
 
-- o: P's errors have the coefficients A = C v^T, the error of l has <C_i, o_i>, and that of a rescaling factor has
-  <C_i, u_i> (u of :class:`~ringspec.compare.noise.forward.Shared`).
-- dq: dz's errors have the coefficients B = scale C k^T. The errors of a row's lse and delta have h_i = sum_j B dz and
-  g_i = sum_j B y. They contribute g^2 var delta + h^2 var lse + 2 g h cov to the variance. A rounding that concerns a
-  single pair contributes B^2 times its variance. A score's error sigma affects dz, lse and delta; it
-  contributes var sigma (B x - p (g X + h))^2. (x, y and X: :mod:`~ringspec.compare.noise.backward`)
-- dk: the same with B = scale q C^T. If several sums are computed over groups of keys, each group has its own h and
-  g, because the error of a row's lse or delta changes the sum of every group.
-- dv: the errors of P * keep have the coefficients B = dy C^T. Its rows share only the error of lse.
+- o: the error of P_ij has the coefficient A_ij with A = C v^T. The error of the softmax sum l has the coefficient
+  <C_i, o_i>, and the error of a rescaling factor has <C_i, u_i> (u of
+  :class:`~ringspec.compare.noise.forward.Shared`).
+- dq: the error of dz_ij has the coefficient B_ij with B = scale C k^T. The errors of a row's lse and delta have the
+  coefficients h_i = sum_j B dz and g_i = sum_j B y. They add g^2 var delta + h^2 var lse + 2 g h cov to the variance,
+  where cov is their covariance. A rounding that concerns a single pair adds B^2 times its variance. The error sigma of
+  a score affects dz, lse and delta; it adds var sigma (B x - p (g X + h))^2.
+- dk: the same with B = scale q C^T. If separate sums are computed for several groups of keys, each group has its own h
+  and g, because an error of a row's lse or delta changes every sum.
+- dv: the error of P_ij keep_ij has the coefficient B_ij with B = dy C^T. The pairs of a row share only the error of
+  lse.
 
 The last rounding of a result removes a part of the earlier errors. C therefore means C * gain in this list, where
-gain is the part that remains; the other error of the last rounding affects one element only
+gain is the fraction that remains. The new error of the last rounding affects one element only
 (:func:`~ringspec.compare.noise.rounding.known_rounding`).
 
 The statistical tests need about a hundred sums for one problem. Terms that do not depend on the weights (:class:`OfO`,
@@ -41,12 +45,12 @@ MOST_PAIRS = 1 << 24  # number of pairs whose terms are kept, 32 bytes each
 
 @dataclass(frozen=True)
 class Elementary:
-    """Standard deviations of the independent errors of one head.
+    """The standard deviations of the independent errors of one key head with its G query heads.
 
     Errors of pairs are float32 [G, Sq, Sk]: ``zeta``, ``sigma``, ``eta`` (:mod:`~ringspec.compare.noise.forward`),
     ``private``, ``of_ds``, ``kept`` (:class:`~ringspec.compare.noise.backward.PairNoise`). Errors of rows are
-    [G, Sq]: ``lam``, ``lse`` as returned, ``lse_read`` and ``delta`` as the backward pass reads them, and
-    ``covariance``, that of the last two. ``output``, ``dq``, ``dk`` and ``dv`` are errors of single elements of o and
+    [G, Sq]: ``lam`` of the softmax sum; ``lse`` as returned; ``lse_read`` and ``delta`` as the backward pass reads lse
+    and delta, and their ``covariance``. ``output``, ``dq``, ``dk`` and ``dv`` are errors of single elements of o and
     of the gradients. ``gain``, by tensor: the fraction of all earlier errors that remains after the last rounding.
     """
 
@@ -74,8 +78,8 @@ class Elementary:
 def deviation(variance: Array) -> Small:
     """Return standard deviations in float32, which is enough because only one or two of their digits are known.
 
-    Values beyond float32's range become its largest number. They occur: the relative error of an exp that underflows
-    can be that large.
+    Values beyond float32's range become its largest number. This happens, for example, to the relative error of an exp
+    that underflows.
     """
     return np.minimum(np.sqrt(variance), np.finfo(np.float32).max).astype(np.float32)
 
@@ -94,8 +98,8 @@ def squared(deviation: NDArray | None) -> Array:
 class OfO:
     """The terms of sums over o that do not depend on the weights.
 
-    ``operand`` [G, Sq, Sk]: variance of rounding P as operand. ``relative`` [G, Sq, Sk]: p^2 times the variance of the
-    relative error of e = exp(s - m).
+    ``operand`` [G, Sq, Sk]: the variance of rounding P as an operand of P v. ``relative`` [G, Sq, Sk]: p^2 times the
+    variance of the relative error of exp(s - m).
     """
 
     head: Head
@@ -113,10 +117,10 @@ class OfO:
 class OfDz:
     """The terms of sums over dq and dk that do not depend on the weights.
 
-    ``dz`` and ``y`` [G, Sq, Sk]: the factors by which an error of lse and of delta changes dz. ``own`` [G, Sq, Sk]: the
-    variance of dz that a pair does not share with its row. ``direct`` and ``turned`` [G, Sq, Sk]: covariance of the
-    error that a score causes in dz with the error of lse and with that of delta. ``of_lse``, ``of_delta`` and
-    ``covariance`` [G, Sq]: variances and covariance of lse and delta.
+    ``dz`` and ``y`` [G, Sq, Sk]: the factors with which an error of lse and an error of delta enter dz. ``own``
+    [G, Sq, Sk]: the variance of dz's error that a pair does not share with its row. ``direct`` and ``turned``
+    [G, Sq, Sk]: covariances of the error that a score causes in dz, with the error of lse and with the error of delta.
+    ``of_lse``, ``of_delta`` and ``covariance`` [G, Sq]: variances and covariance of the errors of lse and delta.
     """
 
     head: Head
@@ -132,7 +136,7 @@ class OfDz:
 
     @classmethod
     def made(cls, head: Head, at: Elementary, rounded: bool = True) -> OfDz:
-        """Build the terms. ``rounded`` False leaves out the rounding of dz as operand, which does not affect dbias."""
+        """Compute the terms. ``rounded`` False omits the rounding of dz as an operand, which does not affect dbias."""
         assert head.dz is not None and head.dp is not None and at.covariance is not None
         assert head.delta is not None and head.dlse is not None
         x, y = derivatives(head)
@@ -149,8 +153,9 @@ class OfDz:
 class OfP:
     """The terms of sums over dv that do not depend on the weights.
 
-    ``kept`` = P * keep, ``own``: its variance without lse's error, ``direct``: its covariance with lse's error, all
-    [G, Sq, Sk]. ``of_lse`` [G, Sq]: the variance of lse.
+    All but ``of_lse`` are [G, Sq, Sk]. ``kept``: P times the dropout factor. ``own``: the variance of its error without
+    the error of lse. ``direct``: the covariance of its error with the error of lse. ``of_lse`` [G, Sq]: the variance
+    of the error of lse.
     """
 
     head: Head
@@ -180,7 +185,7 @@ KINDS: dict[str, Callable[[Head, Elementary], Terms]] = {
 
 @dataclass
 class Held:
-    """A cache of the terms of the last tensor, for as many heads as :data:`MOST_PAIRS` allows."""
+    """A cache of terms for the tensor that was used last, for as many heads as :data:`MOST_PAIRS` allows."""
 
     made: Callable[[Head, Elementary], Terms] | None = None
     terms: dict[tuple[int, int], Terms] = field(default_factory=dict)
@@ -205,7 +210,7 @@ class Groups:
     """Keys grouped by label.
 
     ``present`` [n]: the labels. ``member`` [Sk, n]: 1 if the key is in the group, otherwise 0; None if all keys are in
-    one group. ``single`` [n]: the key of each group, if every group has exactly one; otherwise None.
+    one group. ``single`` [n]: the only key of each group; None if a group has several keys.
     """
 
     present: Integers
@@ -214,7 +219,7 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Integers) -> Groups:
-        """Group the keys that have the same label [Sk]; keys with a negative label are in no group."""
+        """Group the keys with the same label; ``labels`` is [Sk], and keys with a negative label are in no group."""
         present = np.unique(labels[labels >= 0])
         if present.size == 1 and (labels >= 0).all():
             return cls(present, None)
@@ -241,7 +246,7 @@ ALL = Groups(np.zeros(1, dtype=np.int64), None)
 
 
 def sum_of_o(of: OfO, weights: Array) -> Array:
-    """Return the variance [G, Sq] of each row's sum over d of weights * error of o (rows are independent)."""
+    """Return, for each row, the variance [G, Sq] of the sum over d of weights * (error of o)."""
     head, at = of.head, of.at
     own = (weights**2 * squared(at.output)).sum(axis=2)
     weights = weights * at.gain["o"]
@@ -257,7 +262,7 @@ def sum_of_o(of: OfO, weights: Array) -> Array:
 
 
 def sum_of_dz(of: OfDz, b: Array, groups: Groups = ALL) -> Array:
-    """Return the variance [G, Sq, n] of sum_j b_ij * (error of dz_ij), for each row i and each of n groups of keys j."""
+    """Return the variance [G, Sq, n] of sum_j b_ij * (error of dz_ij), for each row i and each group of keys."""
     g, h = groups.sums(b, of.y), groups.sums(b, of.dz)
     variance = g * g * of.of_delta[..., None] + h * h * of.of_lse[..., None]
     variance += 2 * g * h * of.covariance[..., None] + groups.sums(b * b, of.own)
@@ -266,7 +271,7 @@ def sum_of_dz(of: OfDz, b: Array, groups: Groups = ALL) -> Array:
 
 
 def sum_of_p(of: OfP, b: Array, groups: Groups) -> Array:
-    """Return the variance [G, Sq, n] of sum_j b_ij * (error of P_ij keep_ij), for each row i and group of keys j."""
+    """Return the variance [G, Sq, n] of sum_j b_ij * (error of P_ij keep_ij), for each row i and each group of keys."""
     h = groups.sums(b, of.kept)
     variance = h * h * of.of_lse[..., None] + groups.sums(b * b, of.own)
     variance -= 2 * h * groups.sums(b, of.direct)
@@ -274,13 +279,13 @@ def sum_of_p(of: OfP, b: Array, groups: Groups) -> Array:
 
 
 def sum_of_dq(of: OfDz, weights: Array) -> Array:
-    """Return the variance [G, Sq] of each row's sum over d of weights * error of dq."""
+    """Return, for each row, the variance [G, Sq] of the sum over d of weights * (error of dq)."""
     b = of.head.scale * ((weights * of.at.gain["dq"]) @ of.head.k.T)
     return sum_of_dz(of, b)[..., 0] + (weights**2 * squared(of.at.dq)).sum(axis=2)
 
 
 def sum_of_keys(of: OfDz | OfP, weights: Array, labels: Integers, count: int) -> Array:
-    """Return the variance [count] of the weighted sum of errors of dk or dv over the keys of each label.
+    """Return, for each label, the variance of the weighted sum of errors of dk or dv over its keys, [count].
 
     Keys with a negative label are ignored.
     """
@@ -300,7 +305,7 @@ def sum_of_keys(of: OfDz | OfP, weights: Array, labels: Integers, count: int) ->
 
 
 def sum_of_rows(name: str, of: Terms, weights: Array, labels: Integers | None, count: int) -> Array:
-    """Return what one key head contributes to the variance of the sum of each label, [count]; ``name``: the tensor."""
+    """Return what one key head adds to the variance of each label's sum, [count]; ``name``: the tensor."""
     if isinstance(of, OfO):
         return by_label(sum_of_o(of, weights), labels, count)
     if name == "dq":
@@ -311,7 +316,7 @@ def sum_of_rows(name: str, of: Terms, weights: Array, labels: Integers | None, c
 
 
 def sum_of_sinks(head: Head, at: Elementary, weights: Array) -> Array:
-    """Return the variance [G, Sq] of the weighted error of each row's contribution to dsinks; weights [G, N]."""
+    """Return, for each row, the variance [G, Sq] of the weighted error that it adds to dsinks; ``weights``: [G, N]."""
     assert head.sinks is not None and head.delta is not None and at.covariance is not None
     p = np.exp(head.sinks[:, None, :] - head.lse[..., None])
     t = (p * weights[:, None, :]).sum(axis=2)

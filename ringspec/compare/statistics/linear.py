@@ -1,23 +1,27 @@
-"""Linear tests: each checks whether a weighted sum of errors exceeds the noise predicted for that sum.
+"""Linear tests: each checks whether a weighted sum of errors exceeds the noise that is predicted for that sum.
 
-The sum ``T = sum c e`` of errors e with weights c has the predicted variance ``noise.variance_of_sums(c)``. This
-variance includes the errors that elements share (dy_o_sum along a row, P's rounding along d). The weights, also
-called a contrast, are chosen in three ways. If errors are independent, each choice gives the most powerful test
-against one kind of defect:
+Let e be the errors of a tensor's elements, and c their weights, also called a contrast. The predicted variance of
+``T = sum c e`` is ``noise.variance_of_sums(c)``. It includes the errors that several elements share. Three choices of
+weights are tested. If the errors are independent, each is the most powerful test against one kind of defect, of any
+size x:
 
-- *slope* ``c = truth / sd^2``: e = x truth, the error of a wrong factor;
-- *mean* ``c = 1 / sd^2``: e = x, the error of a wrong offset;
-- *temperature* ``c = direction / sd^2``: e = x d(result) / d(log scale), the error of a wrong softmax scale.
+- *slope* ``c = truth / sd^2`` detects e = x truth, the error of a wrong factor;
+- *mean* ``c = 1 / sd^2`` detects e = x, the error of a wrong offset;
+- *temperature* ``c = direction / sd^2`` detects e = x direction, the error of a wrong softmax scale. The direction is
+  the derivative d(result) / d(log scale).
 
-In c, ``sd^2`` is the predicted variance plus a margin (:func:`weight_of`), so that a few elements with almost no noise do
-not get all of the weight. Any c is valid; the margin costs a few per cent of power.
+In c, ``sd^2`` is the predicted variance plus a margin (:func:`weight_of`), so that a few elements with almost no noise
+do not get all of the weight. Any c gives a valid test; the margin costs a few per cent of power.
 
-Each test has two p-values. ``p`` is the Gaussian tail, which is exact in the limit of many roundings. If the predicted
-variance is correct, as in 16-bit recipes, ``p`` is uniformly distributed over problems. If float32 sums dominate, it
-is not, because no recipe declares their order. Kolmogorov-Smirnov tests check the distribution
-(tests/compare/test_statistics.py, test_statistics_simulated.py). ``p_allowed`` is the Chernoff bound
-``2 exp(-z^2 / 2)``, which holds for any number of roundings. For this bound, the allowed mean error is subtracted from
-abs(T), and the standard deviation is multiplied by ``high`` of the :class:`Allowance`.
+Each test has two p-values, computed from z, which is T divided by its standard deviation:
+
+- ``p`` is the Gaussian tail, which is exact in the limit of many roundings. If the predicted variance is correct, as
+  for 16-bit kernels, ``p`` is uniformly distributed over problems, which Kolmogorov-Smirnov tests check
+  (tests/compare/test_statistics.py, test_statistics_simulated.py). If float32 sums dominate, ``p`` is not uniform,
+  because the order of these sums is not known.
+- ``p_allowed`` is the Chernoff bound ``2 exp(-z^2 / 2)``, which holds for any number of roundings. Here z is smaller:
+  the mean error that a correct kernel may have is subtracted from abs(T), and the standard deviation is multiplied by
+  the factor ``high`` by which a correct kernel may exceed it (:class:`Allowance`).
 """
 
 from __future__ import annotations
@@ -50,9 +54,9 @@ def weight_of(sd: Array, last: Array) -> Array:
     """Return the weight 1 / (variance + margin) of each element; 0 where ``sd`` is 0.
 
     The margin is the variance of the last rounding plus a tenth of the tensor's median variance. Without a margin,
-    elements close to a number of the format would get most of the weight: they have little noise, because they
-    are rounded to that number. For the same reason they do not show a small defect. ``last``: spacing of the result's
-    format at each element.
+    elements whose true value is close to a number of the format would get most of the weight. They have little noise,
+    because they are rounded to that number; for the same reason they do not show a small defect. ``last``: spacing of
+    the result's format at each element.
 
     >>> weight_of(np.array([0.0, 1.0, 1.0]), np.array([0.0, 0.0, 12.0**0.5])).round(3).tolist()
     [0.0, 0.909, 0.476]
@@ -66,7 +70,7 @@ def weight_of(sd: Array, last: Array) -> Array:
 
 
 def size_of(name: str, truth: Array, direction: Array | None) -> Array:
-    """Return ``size_i`` of the null hypothesis (``types``), to which the allowed relative error refers."""
+    """Return the size of each element, to which its allowed relative error refers (``size_i`` in ``types``)."""
     size = np.abs(np.where(np.isfinite(truth), truth, 0.0))
     if direction is not None:
         size = np.maximum(size, np.abs(direction))
@@ -76,7 +80,7 @@ def size_of(name: str, truth: Array, direction: Array | None) -> Array:
 def contrasts(
     sd: Array, truth: Array, direction: Array | None, last: str
 ) -> dict[str, tuple[Array, Array]]:
-    """Return, for each test, the weights c and the pattern of the error that the test detects."""
+    """Return, for each test, the weights c and the pattern of errors that the test detects: truth, 1 or direction."""
     finite = np.where(np.isfinite(truth), truth, 0.0)
     weight = weight_of(sd, spacing(finite, last))
     pairs = {
@@ -119,10 +123,11 @@ def group_sums(values: Array, labels: Integers, count: int) -> Array:
 
 
 class RowVariances:
-    """The variances of sums with the same weights, over several parts (strata) of one tensor.
+    """The variances of weighted sums over several parts (strata) of one tensor; all sums use the same weights.
 
-    In o, lse and dq rows are independent. So one call of ``variance_of_sums`` gives the variance of every row, and the
-    variance of a part is the sum over its rows. In dk and dv keys share errors, so each part needs its own call.
+    In o, lse and dq the rows are independent. One call of ``variance_of_sums`` then gives the variance of every row,
+    and the variance of a part is the sum over its rows. In dk and dv the keys share errors, so each part needs its own
+    call.
     """
 
     def __init__(self, noise: Predicted, name: str, c: Array) -> None:
@@ -160,11 +165,11 @@ def linear_tests(
     allowance: Allowance,
     direction: Array | None,
 ) -> Iterator[Test]:
-    """Return the tests that are linear in the errors of one tensor.
+    """Return the results of all linear tests of one tensor.
 
-    The slope is tested over all elements, over the parts in ``strata``, by sign and by exponent. The mean is tested over
-    all elements and by sign, the temperature over all elements and over the strata of :data:`WHERE`. Other
-    combinations are not tested, because each part of dk and dv costs a few matrix products.
+    The slope is tested over all elements, over the parts in ``strata``, and by sign and by exponent of the true value.
+    The mean is tested over all elements and by sign. The temperature is tested over all elements and over the strata
+    of :data:`WHERE`. Other combinations are left out, because each part of dk and dv costs a few matrix products.
     """
     sd = noise.sd[name]
     size = size_of(name, truth, direction)

@@ -1,26 +1,28 @@
 """The smallest errors that the statistical tests of one tensor detect with a given probability.
 
-A weighted sum of errors ``T = sum c e`` (:mod:`ringspec.compare.statistics.linear`) raises an alarm if
-``|T| > allowed + z high sd``, where ``allowed`` and ``high`` are the deviations permitted to a correct kernel. A defect
-changes T by ``sum c response``. It is detected with probability ``power`` if this change exceeds
-``allowed + (z high + z_power) sd``. :func:`limits` computes the smallest detected size x of five kinds of error:
+Let e be the errors of a tensor's elements. A linear test (:mod:`ringspec.compare.statistics.linear`) raises an alarm
+if their weighted sum ``T = sum c e`` is too large: ``|T| > allowed + z high sd``. Here sd is the predicted standard
+deviation of T, z belongs to the rate of false alarms, and a correct kernel may have a mean of up to ``allowed`` and
+``high`` times the predicted noise. A defect changes T by ``sum c response``. It is detected with probability ``power``
+if this change exceeds ``allowed + (z high + z_power) sd``, where z_power is the quantile of ``power``. :func:`limits`
+computes the smallest size x that is detected, for five kinds of error:
 
 =========  ==================================================================================
 factor     the result times 1 + x before its last rounding
 scale      the softmax scale times 1 + x
 shift      lse + x
 bias       the last rounding of the result has a mean error of x units in the last place, towards zero
-share      a share x of the elements is wrong by one unit in the last place
+share      a fraction x of the elements is wrong by one unit in the last place
 =========  ==================================================================================
 
-**Response.** The last rounding removes an error that is too small to reach the next number of the format. On average
-over many elements, rounding preserves an error. But the sums give most weight to the elements with the least noise,
-which are rounded back to their correct values. :func:`response` computes the mean error that remains.
+**Response.** The last rounding removes an error that is too small to reach the next number of the format. Averaged
+over many elements, rounding preserves an error; but the sums give most weight to the elements with the least noise,
+and these are rounded back to their correct values. :func:`response` computes the mean error that remains.
 
-**Margins.** A correct kernel may have ``high`` times the predicted noise, which may hide a defect. If a recipe does not
-say relative to which maximum P is rounded, every choice is accepted. The choice with the most noise raises the limits by
-less than a fifth, so the limits are multiplied by :data:`OPEN`. If no recipe is declared, the size of the noise is not
-tested, and the standard deviations of two choices differ by a factor of up to 2 (:data:`UNDECLARED`).
+**Margins.** A recipe declares where a kernel rounds. If it does not say relative to which maximum P is rounded, every
+choice is accepted. The choice with the most noise raises the limits by less than a fifth, so the limits are multiplied
+by :data:`OPEN`. If no recipe is declared, the size of the noise is not tested, and the standard deviations of two
+choices differ by a factor of up to 2 (:data:`UNDECLARED`).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ BLURRED = (
 
 @dataclass(frozen=True)
 class Limits:
-    """The smallest detected errors of one tensor, of the five kinds in the module's docstring.
+    """The smallest detected error of each of the five kinds, for one tensor.
 
     None: an error of this kind is never detected, or is not tested.
     """
@@ -108,7 +110,7 @@ def sums_of(
 
 
 def reach_of(p: float, power: float, allowance: Allowance) -> float:
-    """Return by how many predicted standard deviations an error must change a sum to be detected.
+    """Return the change of a sum, in predicted standard deviations, at which an error is detected.
 
     ``p``: false-alarm rate of one test. ``power``: required probability of detection.
     """
@@ -128,10 +130,10 @@ def detectable(
 ) -> dict[str, float]:
     """Return, for each tensor, the smallest x for which an error ``x * direction`` is detected.
 
-    Detected means: the most sensitive sum over the whole tensor raises an alarm with probability ``power``. x is infinity
-    if the error changes no sum. A run detects the smallest of these values. ``rate``: probability of a false alarm in
-    all ``count`` tests together. ``scale_direction``: d result / d log scale, as the tests get it; default:
-    ``direction``.
+    An error is detected if the most sensitive sum over the whole tensor raises an alarm with probability ``power``. If
+    the error changes no sum, x is infinity. A defect that changes several tensors is detected if x reaches the smallest
+    of their values. ``rate``: probability of a false alarm in all ``count`` tests together. ``scale_direction``: the
+    derivative d result / d log scale that the tests use; default: ``direction``.
     """
     found = {}
     for name, want in direction.items():
@@ -145,7 +147,7 @@ def detectable(
 def response(truth: Array, before: Array, last: str, error: Array) -> Array:
     """Return the mean error after the last rounding, given the ``error`` before that rounding.
 
-    ``last``: the format of the rounding. ``before``: variance of the noise before the rounding; the mean is taken over
+    ``last``: the format of the rounding. ``before``: variance of the noise before the rounding. The mean is taken over
     this noise.
 
     >>> x, n = np.array([1.0, 1.0]), np.array([0.0, 1e-4])
@@ -178,17 +180,18 @@ def limits(
 ) -> Limits:
     """Compute the limits of one tensor.
 
-    ``before``: variance before the last rounding; None for lse. ``p``: false-alarm rate of one test. ``widened``: only for
-    a kernel without a declared recipe, a function that returns the allowance of the tests for a given added error. For
-    such a kernel ``bias`` and ``share`` are not tested. ``margin``: a factor by which all limits are multiplied. The
-    other parameters are those of :func:`ringspec.compare.statistics.tests.examine`.
+    ``before``: variance before the last rounding; None for lse. ``p``: false-alarm rate of one test. ``margin``: a
+    factor by which all limits are multiplied. ``widened``: None if the tensor must show no more noise than its recipe
+    predicts. Otherwise the allowance depends on the errors themselves; ``widened`` returns it for a given added error,
+    and ``bias`` and ``share`` are not tested. The other parameters are those of
+    :func:`ringspec.compare.statistics.tests.examine`.
     """
     direction = np.where(np.isfinite(direction), direction, 0.0)
     finite = np.where(np.isfinite(truth), truth, 0.0)
     sums = list(sums_of(noise, name, truth, direction, allowance))
 
     def needed(pattern: Array, size: float, rounded: bool) -> float:
-        """Return the smallest detected size; response and allowance are computed for an error of ``size``."""
+        """Return the smallest detected size, given the response and the allowance for an error of ``size``."""
         moved = size * pattern
         if rounded and before is not None:
             moved = response(finite, before, allowance.last, moved)
@@ -230,11 +233,11 @@ def limits(
 def smallest_share(
     name: str, noise: Predicted, step: Array, allowance: Allowance, p: float, power: float
 ) -> float:
-    """Return the share of random elements that must be wrong by one ``step`` to be detected as an excess of variance.
+    """Return the smallest fraction of random elements whose errors of one ``step`` are detected as excess variance.
 
     Each element counts as if it had at least the noise of its last rounding, because other correct kernels may have
-    that noise where this recipe predicts less. The added variance depends on which elements are chosen; it is
-    large enough with probability ``power``.
+    that noise where this recipe predicts less. The added variance depends on which elements are wrong; it is large
+    enough with probability ``power``.
     """
     sd = noise.sd[name]
     noisy = (sd > 0) & (step > 0)
@@ -251,9 +254,9 @@ def smallest_share(
 def mean_square_needed(
     name: str, noise: Predicted, allowance: Allowance, p: float, power: float
 ) -> float:
-    """Return the mean square, in units of the noise, that errors must add to be detected as an excess of variance.
+    """Return the mean square, in units of the noise, that errors must add to be detected as excess variance.
 
-    The correct kernel is assumed to have as little noise as its allowance permits.
+    The kernel is assumed to have as little other noise as a correct kernel may have.
     """
     sd = noise.sd[name]
     noisy = sd > 0

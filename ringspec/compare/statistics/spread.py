@@ -1,33 +1,37 @@
-"""Tests of the size of errors: excess variance, serial correlation, outliers, growth with W.
+"""Tests of the size of errors: excess variance, serial correlation, outliers, growth with the number of workers W.
 
-**Excess and serial tests** use one method: sums ``y_g = sum of w e`` over groups g, divided by their
-predicted standard deviations, should have a mean square near 1. The groups are
+All tests compare errors with a predicted standard deviation sd. An :class:`Allowance` says what a correct kernel may
+show beyond the prediction: a mean error, and ``high`` times the sd.
+
+**Excess and serial tests.** The errors e in each group g of elements are summed with weights w, and each sum is divided
+by its predicted sd. These standardised sums y should have a mean square near 1. The groups are
 
 - *excess*: single elements;
 - *serial d*: rows, with w = 1 / sd. Errors that agree along d make the sums too large;
-- *serial token*: runs of :data:`RUN` consecutive tokens, where each d gets a random sign. Errors that agree along
-  tokens make the sums too large.
+- *serial token*: runs of :data:`RUN` consecutive tokens, with a random sign for each d. Errors that agree along tokens
+  make the sums too large.
 
-The predicted variances of the sums include the errors that elements share, so shared errors do not count as excess.
+The predicted variance of a sum includes the errors that its elements share, so shared errors do not count as excess.
 
-The standardised sums y are correlated; let C be their correlation matrix and F the sum of its squared entries. For n
+The sums y are correlated. Let C be their correlation matrix, |C| its norm, and F the sum of its squared entries. For n
 groups of sub-Gaussian roundings, Hsu, Kakade and Zhang (https://arxiv.org/abs/1110.2842, theorem 1) prove::
 
     P( mean y^2 > 1 + 2 sqrt(x F) / n + 2 x |C| / n ) <= exp(-x)
 
-F - n is estimated from variances: for random signs r, ``Var(sum r y) = r' C r`` has the mean n and the variance
-2 (F - n). If rows are independent, each row gives one sample of this variance. In dk and dv, each of :data:`CELLS`
-groups of keys gives a sample, and so does the whole sum. |C| is bounded by sqrt(F) within a row plus the same quantity
-between rows. :data:`PROBES` sign vectors are used. The result is an estimate, not a proof, so it is multiplied by
-:data:`SAFETY`. The bound holds under the null hypothesis for y / high, after the allowed mean error is subtracted from
-each abs(y). A variance that is too small raises no alarm: a kernel may be better than declared
-(:mod:`ringspec.compare.inference.infer` reports this).
+F is estimated: for random signs r, ``Var(sum r y) = r' C r`` has the mean n and the variance 2 (F - n). If rows are
+independent, each row gives one sample of this variance. In dk and dv, each of :data:`CELLS` groups of keys gives a
+sample, and so does the whole sum. |C| is at most sqrt(F) within a row plus the same quantity between rows.
+:data:`PROBES` vectors of signs are used. The result is an estimate, not a proof, so it is multiplied by :data:`SAFETY`.
 
-**Outliers**: an error is the sum of the error of the last rounding and of earlier errors. The error of the last rounding
-is at most half a spacing. (For a float32 result, the allowed error of its merges is added, which recipes do not
-specify.) The earlier errors are sub-Gaussian with at most the predicted variance. So the test applies the
-sub-Gaussian tail to the part of each error beyond half a spacing, and multiplies it by the number of elements.
-Comparing whole errors with sd would be wrong: if the true value is a number of the format, the sd is small, and a rare
+The bound is applied to y / high, after the allowed mean error is subtracted from each abs(y). A variance that is too
+small raises no alarm, because a kernel may be better than declared (:mod:`ringspec.compare.inference.infer` reports
+this).
+
+**Outliers.** The last rounding contributes at most half a spacing of the format to an error. (For a float32 result, the
+allowed error of its merges is used if it is larger, because it is not known how a kernel merges partial results.) All
+earlier errors are sub-Gaussian, with at most the predicted variance. The test therefore applies the sub-Gaussian tail
+bound to the part of each error beyond half a spacing, and multiplies the probability by the number of elements.
+Comparing whole errors with sd would be wrong: if the true value is a number of the format, sd is small, and a rare
 error of one spacing is many sd.
 """
 
@@ -66,17 +70,18 @@ DRIFT = 1.1
 class Correlation:
     """The estimated correlation of the standardised errors of elements.
 
-    ``within`` [rows]: for each row, the sum of squared correlations between different elements of the row (in dk and dv
-    estimated from groups of rows). ``between``: the same sum between elements of different rows or groups.
+    ``within`` [rows]: for each row, the sum of squared correlations between different elements of the row; in dk and
+    dv it is estimated from groups of rows. ``between``: the sum over pairs of elements from different rows or groups.
     """
 
     within: Array
     between: float
 
     def of(self, rows: Array, groups: float) -> tuple[float, float]:
-        """Return F and a bound of |C| for a part of the tensor.
+        """Return F and a bound of |C| for the excess test of a part of the tensor.
 
-        ``rows`` [rows]: how many elements of each row are in the part. ``groups``: number of elements of the tensor.
+        ``rows`` [rows]: how many elements of each row are in the part. ``groups``: the number of elements of the
+        tensor.
         """
         share = rows.sum() / max(groups, 1.0)
         here = rows > 0
@@ -109,7 +114,9 @@ def correlation(noise: Predicted, name: str, unit: Array, rng: np.random.Generat
 
 
 def bound_of_excess(excess: float, n: float, square: float, norm: float) -> float:
-    """Return exp(-x) for the x at which 2 sqrt(x F) / n + 2 x |C| / n = excess.
+    """Return exp(-x) for the x at which 2 sqrt(x F) / n + 2 x |C| / n = ``excess``.
+
+    ``square`` is F, ``norm`` is |C|.
 
     >>> round(bound_of_excess(2 * 0.1 + 2 * 0.01, 100.0, 100.0, 1.0), 4) == round(math.exp(-1), 4)
     True
@@ -162,9 +169,9 @@ def spread_tests(
     rng: np.random.Generator,
     merging: Array | float = 0.0,
 ) -> Iterator[Test]:
-    """Test outliers over all elements, and excess variance over all elements and over every stratum.
+    """Test outliers over all elements, and excess variance over all elements and over every part.
 
-    ``merging``: the allowed error of the merges of a float32 result (``tests.examine``).
+    ``merging``: the allowed error of the merges of a float32 result.
     """
     sd = noise.sd[name]
     noisy = sd > 0
@@ -193,7 +200,7 @@ def spread_tests(
 
 
 def outliers(name: str, z: Array, half: Array, mean: Array, allowance: Allowance) -> Test:
-    """Test the largest error; ``z`` = error / sd, ``half`` = half a spacing of the result's format / sd."""
+    """Test the largest error; ``z`` is error / sd, and ``half`` is half a spacing of the result's format, over sd."""
     size = np.abs(z)
     least = max(0.0, float((size - half).max()))
     beyond = max(0.0, float((size - half - mean).max()) / allowance.high)
@@ -247,7 +254,7 @@ def serial_correlation(
     good: Booleans,
     rng: np.random.Generator,
 ) -> tuple[float, float]:
-    """Return F and a bound of |C| for the sums over each label; in o, lse and dq whole rows are independent."""
+    """Return F and a bound of |C| for the serial tests, whose groups are given by ``labels``."""
     n = float(good.sum())
     if name in ROW_TENSORS:
         return n, 1.0
@@ -262,12 +269,13 @@ def serial_correlation(
 def growth(
     tensor: str, records: Sequence[tuple[int, float, float]], allowance: Allowance
 ) -> Test | None:
-    """Test whether the error grows with the number of workers; ``records``: (W, mean of (error / sd)^2, count).
+    """Test whether the error grows with the number of workers W.
 
-    ``count`` is the number of independent elements over which the mean was taken. The test is a one-sided weighted
-    regression of the logarithm of the mean square on log W. It allows a growth of the rms by :data:`DRIFT` between the
-    least and the greatest W, for errors of the model. ``effect``: the exponent g if the rms grows as W^g. Returns None
-    for fewer than two different numbers of workers.
+    ``records``: one (W, mean of (error / sd)^2, count) for each run, where count is the number of independent elements
+    in the mean. The test is a one-sided weighted regression of the logarithm of the mean on log W. Because predictions
+    are not exact, the root mean square may grow by the factor :data:`DRIFT` between the least and the greatest W.
+    ``effect`` of the result: the exponent g if the root mean square grows as W^g. Returns None for fewer than two
+    different numbers of workers.
 
     >>> records = [(1, 1.0, 1e4), (2, 1.4, 1e4), (4, 2.0, 1e4), (8, 2.8, 1e4)]
     >>> test = growth("o", records, Allowance(high=1.15))

@@ -1,8 +1,8 @@
-"""Strata: the parts into which a tensor is divided, because one part may show a bug that the whole tensor hides.
+"""Divide a tensor into parts (strata), because one part may show a bug that the whole tensor hides.
 
-A row stratum assigns each row ([B, H, S] for o, lse, dq; [B, Hkv, S] for dk, dv) to a part: its head, its worker, the
-ring step that contributed most to it, its quarter of the worker's block, or an edge of the block. An element
-stratum selects elements by the sign or the exponent of the true value.
+In a ring, each worker holds one block of the tokens. A row ([B, H, S] for o, lse, dq; [B, Hkv, S] for dk, dv) belongs
+to a part by its head, its worker, the ring step that contributed most to it, its quarter of the worker's block, or an
+edge of the block. Elements are also divided by the sign and by the exponent of their true value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BINADES = 3  # number of binades that get a stratum each
 
 @dataclass(frozen=True)
 class Stratum:
-    """One division of a tensor's rows into parts; ``kind`` says by what.
+    """A division of a tensor's rows into parts by one criterion, ``kind``, such as 'head'.
 
     ``labels``: the part of each row, in the tensor's shape without d; -1 for rows in no part. ``names[g]``: the name of
     part g.
@@ -36,12 +36,12 @@ class Stratum:
 
 
 def by_token(kind: str, labels: Integers, names: Sequence[str], shape: Sequence[int]) -> Stratum:
-    """Make a stratum of rows [B, H, S] from one label for each token [S]."""
+    """Divide rows [B, H, S] by their token, given one label for each token [S]."""
     return Stratum(kind, np.broadcast_to(labels, tuple(shape)).copy(), tuple(names))
 
 
 def heads(shape: Sequence[int]) -> Stratum:
-    """Label rows by head, of queries or of keys according to ``shape``."""
+    """Label rows by head; ``shape`` decides whether these are query heads or key heads."""
     labels = np.broadcast_to(np.arange(shape[1])[None, :, None], tuple(shape)).copy()
     return Stratum("head", labels, tuple(f"head {h}" for h in range(shape[1])))
 
@@ -74,7 +74,7 @@ def positions(owner: Integers, shape: Sequence[int]) -> Stratum:
 
 
 def edges(owner: Integers, shape: Sequence[int]) -> Stratum:
-    """Label the first :data:`EDGE` rows of each worker's block 0, the last ones 1, all others -1."""
+    """Label the first :data:`EDGE` rows of each worker's block 0, the last :data:`EDGE` rows 1, all others -1."""
     place, total = local_index(owner)
     labels = np.full(owner.size, -1)
     labels[place >= total - EDGE] = 1
@@ -86,8 +86,8 @@ def edges(owner: Integers, shape: Sequence[int]) -> Stratum:
 def steps(mass: Array, met: Integers, owner: Integers) -> Stratum:
     """Label each row by the ring step that contributed most to it.
 
-    ``mass`` [B, H, S, W]: for each row, the sum of P over the block of every worker. ``met[a, b]``: the step in which
-    rows of worker a are computed with the block of worker b, -1 if never. ``owner`` [S]: the worker of each token.
+    ``mass`` [B, H, S, W]: for each row, the sum of P over the block of each worker. ``met[a, b]``: the step in which
+    the rows of worker a are computed with the block of worker b; -1 if never. ``owner`` [S]: the worker of each token.
     """
     labels = met[np.maximum(owner, 0)[None, None, :], mass.argmax(axis=3)]
     labels = np.where((mass.max(axis=3) > 0) & (owner >= 0), labels, -1)
@@ -95,9 +95,9 @@ def steps(mass: Array, met: Integers, owner: Integers) -> Stratum:
 
 
 def meeting_steps(order: Integers) -> Integers:
-    """Return the step in which each worker computes with the block of each owner, met[r, owner]; -1: never.
+    """Return met[r, b], the step in which worker r computes with the block of worker b; -1 if never.
 
-    ``order[r, t]``: the owner whose block worker r computes with in step t; -1: none.
+    ``order[r, t]``: the worker whose block worker r computes with in step t; -1 if none.
 
     >>> meeting_steps(np.array([[0, 1], [1, 0]])).tolist()
     [[0, 1], [1, 0]]
@@ -111,7 +111,7 @@ def meeting_steps(order: Integers) -> Integers:
 
 
 def masses(p: Array, owner: Integers, count: int, axis: int) -> Array:
-    """Sum p [B, H, Sq, Sk] over the tokens of each owner along axis 3 (keys) or 2 (queries)."""
+    """Sum p [B, H, Sq, Sk] over the tokens of each worker, along axis 3 (keys) or 2 (queries)."""
     parts = [
         p[..., owner == r].sum(axis=3) if axis == 3 else p[:, :, owner == r].sum(axis=2)
         for r in range(count)
@@ -120,7 +120,7 @@ def masses(p: Array, owner: Integers, count: int, axis: int) -> Array:
 
 
 def strata_for(geometry: Any, p: Array, kv_heads: int) -> dict[str, tuple[Stratum, ...]]:
-    """Return the row strata of each tensor, by tensor name.
+    """Return the divisions of each tensor's rows, by tensor name.
 
     ``geometry``: a :class:`ringspec.compare.noise.predict.Geometry`, or an object with the same ``workers``,
     ``owner_q``, ``owner_k``, ``order``, ``order_dq`` and ``order_dkv``. ``p`` [B, H, Sq, Sk]: the true probabilities.
@@ -140,7 +140,7 @@ def strata_for(geometry: Any, p: Array, kv_heads: int) -> dict[str, tuple[Stratu
 def sided(
     owner: Integers, mass: Array, order: Integers, shape: Sequence[int]
 ) -> tuple[Stratum, ...]:
-    """Return the strata of the query rows or of the key rows, without strata that have only one part."""
+    """Return the divisions of the query rows or of the key rows that have at least two parts."""
     count = order.shape[0]
     every = (
         heads(shape),
@@ -153,12 +153,12 @@ def sided(
 
 
 def by_sign(truth: Array) -> tuple[tuple[str, Booleans], ...]:
-    """Return masks of the elements whose true value is positive and of those whose true value is negative."""
+    """Return a mask of the elements with a positive true value, and a mask of those with a negative true value."""
     return (("positive truth", truth > 0), ("negative truth", truth < 0))
 
 
 def by_exponent(truth: Array) -> tuple[tuple[str, Booleans], ...]:
-    """Return a mask for each of the :data:`BINADES` most frequent binades of |truth|, and one for all others.
+    """Return a mask for each of the :data:`BINADES` most frequent binades of |truth|, and a mask for all others.
 
     >>> [(name, mask.tolist()) for name, mask in by_exponent(np.array([1.0, -1.5, 4.0]))]
     [('|truth| in 2**0', [True, True, False]), ('|truth| in 2**2', [False, False, True])]

@@ -1,24 +1,26 @@
-"""Whole-tensor statistics: whether the errors look like the noise that the recipe predicts.
+"""Whole-tensor statistics: test whether errors look like the rounding noise that is predicted for a kernel.
 
-A tolerance limits single errors. Sums of errors show more: over 10^5 elements, a systematic error far below the noise
-of one element adds up, while the noise of the sum is predictable. :func:`examine` runs the tests of one tensor, over
-all of it and over its parts (:mod:`ringspec.compare.statistics.strata`). :func:`alarms` selects the test results that a
-correct kernel does not produce, except with the probability ``rate``.
+The prediction follows from the kernel's recipe, which says where the kernel rounds. A tolerance limits single errors;
+sums of errors show more. Over 10^5 elements, a systematic error far below the noise of one element adds up, while the
+noise of the sum is predictable. :func:`examine` runs all tests of one tensor, over the whole tensor and over its parts
+(:mod:`ringspec.compare.statistics.strata`). :func:`alarms` selects the test results that a correct kernel produces only
+with probability ``rate``.
 
 ======================  =======================================================================
 exact, finite           elements without noise are correct; every error is finite
-slope, mean             the error is not proportional to truth, and has no common sign
+slope, mean             the error is not proportional to the true value, and has no common sign
 temperature             the error is not that of a wrong softmax scale
 excess                  the errors of no part are larger than predicted
 outliers                no single error is larger than predicted
 serial d, serial token  errors of neighbours are not more alike than predicted
-growth                  the error does not grow with W more than predicted (several runs)
+growth                  the error grows with the number of workers no more than predicted (several runs)
 ======================  =======================================================================
 
-:mod:`ringspec.compare.statistics.types` states the null hypothesis and its allowances. The tests are in
-:mod:`ringspec.compare.statistics.linear` and :mod:`ringspec.compare.statistics.spread`. The false-alarm rate
-applies to a whole run: each test gets rate / count, where count is the number of tests in the run (the Bonferroni
-correction, which does not assume independent tests). docs/conform/noise.md says what is predicted and allowed.
+:mod:`ringspec.compare.statistics.types` states the null hypothesis, and the allowance: the deviations from the
+prediction that correct kernels may have. The tests are in :mod:`ringspec.compare.statistics.linear` and
+:mod:`ringspec.compare.statistics.spread`. The false-alarm rate applies to a whole run: each test gets rate / count,
+where count is the number of tests in the run (the Bonferroni correction, which does not assume independent tests).
+docs/conform/noise.md says what is predicted and allowed.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ __all__ = ["alarms", "errors_of", "examine", "told"]
 
 
 def errors_of(got: Array, truth: Array) -> Array:
-    """Return got - truth, float64 [..] of one shape; 0 where both are the same infinity.
+    """Return got - truth, or 0 where both are the same infinity; both are float64 arrays of one shape.
 
     >>> errors_of(np.array([-np.inf, 1.5]), np.array([-np.inf, 1.0])).tolist()
     [0.0, 0.5]
@@ -65,17 +67,17 @@ def examine(
     direction: Array | None = None,
     merging: Array | float = 0.0,
 ) -> tuple[Test, ...]:
-    """Run all tests of the tensor ``name``, over all of it and over the parts in ``strata``.
+    """Run all tests of the tensor ``name``, over the whole tensor and over the parts in ``strata``.
 
     ``error`` = got - truth (:func:`errors_of`) and ``truth`` are float64 of one shape: [B, H, S, d], or
     [B, H, S] for lse. dsinks and dbias have other shapes, and get only the tests of the whole tensor. ``direction``:
-    d truth / d log(scale), for the test of the temperature. ``allowance``: the result of :func:`allowance_for` for the
-    recipe and the tensor. ``merging``: an absolute error of float32 results that is allowed beyond the noise, because
-    recipes do not specify how partial results are merged; broadcastable to ``error``. Raises
-    :class:`~ringspec.errors.ShapeError` if shapes differ.
+    the derivative d truth / d log(scale), for the temperature test. ``allowance``: the result of
+    :func:`ringspec.compare.statistics.types.allowance_for` for the recipe and the tensor. ``merging``: an absolute
+    error that float32 results may have beyond the noise, because a recipe does not say how partial results are merged;
+    broadcastable to ``error``. Raises :class:`~ringspec.errors.ShapeError` if shapes differ.
 
-    All tests subtract ``noise.mean`` from the error first. An element whose error is not finite raises an alarm; the
-    other tests ignore this element.
+    All tests first subtract the predicted mean error, ``noise.mean``. An element whose error is not finite raises an
+    alarm, and the other tests ignore it.
     """
     shapes = {error.shape, truth.shape, noise.sd[name].shape}
     if len(shapes) != 1 or (direction is not None and direction.shape != error.shape):
@@ -105,7 +107,7 @@ def examine(
 
 
 def flaw(kind: str, tensor: str, wrong: NDArray[np.bool_], allowance: Allowance) -> Test:
-    """Return the result of a test without randomness; it raises an alarm if any element is ``wrong``."""
+    """Return the result of a test that involves no noise: an alarm if any element is ``wrong``."""
     count = int(wrong.sum())
     p = 0.0 if count else 1.0
     return Test(kind, tensor, "all", float(count), p, p, float(count), wrong.size, allowance)
@@ -114,8 +116,8 @@ def flaw(kind: str, tensor: str, wrong: NDArray[np.bool_], allowance: Allowance)
 def alarms(tests: Iterable[Test], rate: float = RATE, count: int | None = None) -> tuple[Test, ...]:
     """Return the tests that reject the null hypothesis, the strongest first.
 
-    ``rate``: false alarms per run. ``count``: number of tests in the run (default: those given). Raises OptionError
-    for a rate that is not between 0 and 1.
+    ``rate``: probability of a false alarm in the whole run. ``count``: number of tests in the run (default: the number
+    of ``tests``). Raises OptionError for a rate that is not between 0 and 1.
 
     >>> tests = [Test("slope", "o", "all", z, p, p) for z, p in ((1.0, 0.3), (9.0, 1e-18))]
     >>> [test.statistic for test in alarms(tests)]
@@ -130,7 +132,7 @@ def alarms(tests: Iterable[Test], rate: float = RATE, count: int | None = None) 
 
 
 def told(test: Test) -> str:
-    """Return the result of a test as one line.
+    """Return the result of a test as one line of text.
 
     >>> told(Test("slope", "dq", "head 1", 33.2, 1e-99, 1e-90, effect=1.02e-4))
     'dq, head 1: slope of error on truth 1.02e-04, 33.2 predicted standard deviations'

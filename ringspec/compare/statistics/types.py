@@ -1,18 +1,19 @@
-"""The terms of the statistical tests: a prediction of the noise, an allowance, the outcome of a test.
+"""The types that the statistical tests share: a prediction of the noise, an allowance, the result of a test.
 
-All tests have the same **null hypothesis**. The error of element i is ``b_i + n_i``:
+All tests have the same **null hypothesis**: the error of element i is a systematic error b_i plus noise n_i.
 
-- ``n`` is a linear combination of independent roundings, each bounded and symmetric, so every sum
-  of it is sub-Gaussian with its own variance: ``E exp(t u) = sinh(t a) / (t a) <= exp(t^2 a^2 / 6)`` for
-  u uniform on [-a, a], whose variance is a^2 / 3. Hence ``P(|sum c n| >= z sd) <= 2 exp(-z^2 / 2)`` for
+- Each n_i is a linear combination of independent rounding errors, each bounded and symmetric. Every weighted sum of n
+  is therefore sub-Gaussian with its own variance: for u uniform on [-a, a], whose variance is a^2 / 3,
+  ``E exp(t u) = sinh(t a) / (t a) <= exp(t^2 a^2 / 6)``. Hence ``P(|sum c n| >= z sd) <= 2 exp(-z^2 / 2)`` for
   any number of terms, without a limit theorem.
-- The standard deviations of n are at most ``high`` times the predicted ones, because the model is not exact.
-- ``|b_i| <= slope * size_i + share * sd_i`` limits the systematic errors of correct kernels. Here
-  size_i = max(|truth_i|, |d result_i / d log scale|), and at least 1 for lse, whose absolute error is a
-  relative error of l. A scale that is itself rounded causes such an error, and so does rounding to
-  nearest, in the second order of the unit roundoff.
+- The standard deviation of n_i is at most ``high`` times the predicted value sd_i, because predictions are not exact.
+- The systematic error of a correct kernel is limited: ``|b_i| <= slope * size_i + share * sd_i``. It occurs if the
+  softmax scale is itself rounded. Rounding to nearest also causes it, in the second order of the unit roundoff. Here
+  size_i = max(|truth_i|, |d result_i / d log scale|); for lse it is at least 1, because an absolute error of lse is a
+  relative error of l.
 
-With these allowances, a longer run is not more likely to raise an alarm. :func:`allowance_for` gives the figures by recipe.
+``high``, ``slope`` and ``share`` are the *allowance*. :func:`allowance_for` derives it from a recipe, which lists
+the formats to which a kernel rounds. Because of the allowance, more elements do not make a false alarm more likely.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ POINTS = {
 
 
 class Predicted(Protocol):
-    """The noise of one problem under a recipe; :mod:`ringspec.compare.noise.predict` computes it."""
+    """The predicted noise of one problem; :mod:`ringspec.compare.noise.predict` computes it."""
 
     @property
     def sd(self) -> Mapping[str, Array]:
@@ -65,7 +66,7 @@ class Predicted(Protocol):
 
     @property
     def mean(self) -> Mapping[str, Array]:
-        """The mean error that the recipe predicts; mostly 0, because rounding to nearest has no mean error."""
+        """The predicted mean error; mostly 0, because rounding to nearest has no mean error."""
         ...
 
     @property
@@ -80,10 +81,10 @@ class Predicted(Protocol):
 
 @dataclass(frozen=True)
 class Allowance:
-    """The deviations from the predicted noise that a correct kernel may have (see the module).
+    """The deviations from the predicted noise that a correct kernel may have.
 
     ``slope``, ``share``  bounds of the mean error of element i, in units of size_i and of sd_i
-    ``low``, ``high``     least and greatest root mean square of error / sd of a kernel that rounds as declared
+    ``low``, ``high``     least and greatest root mean square of error / sd, for a kernel that rounds as its recipe says
     ``last``              the format in which the kernel returns the result
     """
 
@@ -101,15 +102,15 @@ class Test:
     ``name``       'exact', 'finite', 'slope', 'mean', 'temperature', 'excess', 'outliers',
                    'serial d', 'serial token', 'growth'
     ``stratum``    'all', or a part of the tensor such as 'head 2', 'step 1', 'negative truth'
-    ``statistic``  of a linear test: its sum in predicted standard deviations; of 'excess' and the serial tests: the
-                   mean of (error / sd)^2; of 'outliers': the largest \|error\| / sd; of 'exact' and 'finite': a
-                   count
-    ``p``          the p-value if the kernel had exactly the predicted noise; an upper bound of it for tests that are
-                   not linear
+    ``statistic``  'slope', 'mean' and 'temperature': the weighted sum of errors, in predicted standard deviations.
+                   'excess' and the serial tests: the mean of (error / sd)^2. 'outliers': the largest \|error\| / sd.
+                   'exact' and 'finite': a count. 'growth': the slope of the regression in standard deviations
+    ``p``          the p-value for a kernel with exactly the predicted noise; an upper bound of it for 'excess', the
+                   serial tests and 'outliers'
     ``p_allowed``  an upper bound of the p-value under the null hypothesis with its allowance; it decides
                    whether an alarm is raised
-    ``effect``     relative size of the deviation: the slope, the mean in units of the rms sd, the
-                   relative error of the scale; the statistic itself for the other tests
+    ``effect``     size of the deviation: the slope, the mean, the relative error of the scale, or the exponent of
+                   'growth'; for the other tests, the statistic itself
     ``count``      number of elements in the stratum
     """
 
@@ -131,13 +132,14 @@ def allowance_for(which: str | Recipe, tensor: str, workers: int = 1) -> Allowan
 
     It depends on the coarsest format, of unit roundoff u, to which the tensor or an intermediate result is rounded.
 
-    In 16-bit formats ``low`` and ``high`` are 0.85 and 1.15, ``share`` is u / 4, and ``slope`` is u^2 (1.5e-5 in
-    bfloat16, 2.4e-7 in float16) plus 8 u of float32. Rounding to nearest has a slope of about -0.35 u^2, because more of
-    the numbers that round to a power of two lie above it than below. A result has two or three such roundings. If
-    partial results are rounded, every ring step adds as many, so u^2 is multiplied by ``workers``.
+    If this is a 16-bit or 8-bit format, ``low`` and ``high`` are 0.85 and 1.15, and ``share`` is u / 4. ``slope`` is
+    u^2 (1.5e-5 in bfloat16, 2.4e-7 in float16) plus 8 times the unit roundoff of the accumulators. One rounding to
+    nearest has a slope of about -0.35 u^2, because more of the numbers that round to a power of two lie above it than
+    below, and a result goes through two or three such roundings. If partial results are rounded, every ring step adds
+    as many roundings, so u^2 is multiplied by ``workers``.
 
-    In float32 and float64 the order of accumulation is not declared, and some adders truncate: ``low`` and ``high``
-    are 0.5 and 2, ``slope`` is 8 u and ``share`` 0.5.
+    In float32 and float64 the order of accumulation is not declared, and some adders truncate. Therefore ``low`` and
+    ``high`` are 0.5 and 2, ``slope`` is 8 u, and ``share`` is 0.5.
 
     >>> allowance_for("bf16", "o").high, allowance_for("bf16", "lse").high
     (1.15, 2.0)
