@@ -1,8 +1,9 @@
-"""``cmd:PROGRAM ARGUMENT...``: a program in any language, called through its standard streams.
+"""``cmd:PROGRAM ARGUMENT...``: a program under test in any language, called through its standard streams.
 
-Each request and each answer is one JSON line; tensors are in safetensors files (docs/conform/protocol.md). The program
-runs without a shell, in a separate process group; its standard error is kept as a log. After a crash, a timeout or an
-invalid answer, its process group is killed, and the next call starts a new process.
+Each request and each answer is one JSON line; tensors are in safetensors files (docs/conform/protocol.md). The first
+request is 'hello', which asks for the program's name and for its claims: what it supports. The program runs without a
+shell, in a separate process group; its standard error is kept as a log. After a crash, a timeout or an invalid answer,
+its process group is killed, and the next call starts a new process.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ Answer = dict[str, Any]
 class Dialect:
     """The functions that read the answers of a program; ``who`` names the program in messages.
 
-    ``claims`` makes Claims from the answer to the first request, 'hello'. ``result`` makes a Result from the answer to
-    a call and the folder of the call's files. Both raise Garbage or another kind of Failed. ``refusal`` makes the error
-    for a command that does not answer hello.
+    ``claims`` makes Claims from the answer to hello. ``result`` makes a Result from the answer to a call and the folder
+    of the call's files. Both raise Garbage or another kind of Failed. ``refusal`` makes the error for a command that
+    does not answer hello.
     """
 
     who: str
@@ -98,15 +99,15 @@ PUBLIC = Dialect(PROGRAM, hello_answer, call_answer, no_hello)
 
 
 class CommandTarget:
-    """A program as a target.
+    """A program as a target, which is what the suite calls an implementation under test.
 
-    ``command``: text (split as a shell would, but run without one) or a list of arguments.
-    ``timeout``: seconds to answer one call; ``start_timeout``: seconds to answer hello. ``dialect``: how to read
-    answers, by default as docs/conform/protocol.md says. The program reports ``name``, ``capabilities``, ``notes`` and
-    ``installed`` (versions). It starts when one of these attributes is first read, which raises OptionError if the
-    program does not answer. ``run`` raises Refused, Crashed, Exited, TimedOut, Garbage, Mutated if the inputs file
-    changed, and Failed if the program reports an error. ``log``: the last 64 KiB that the program wrote to stderr
-    during the last call.
+    ``command``: text (split as a shell would, but run without one) or a list of arguments. ``timeout``: seconds to
+    answer one call; ``start_timeout``: seconds to answer hello. ``dialect``: how to read answers, by default as
+    docs/conform/protocol.md says. ``log``: the last 64 KiB that the program wrote to stderr during the last call.
+
+    The program reports ``name``, ``capabilities``, ``notes`` and ``installed`` (versions). It starts when one of these
+    attributes is first read, which raises OptionError if the program does not answer. ``run`` raises Refused, Crashed,
+    Exited, TimedOut, Garbage, Mutated if the inputs file changed, and Failed if the program reports an error.
 
     >>> CommandTarget("python3 -c 'print()'").command
     ('python3', '-c', 'print()')
@@ -208,7 +209,7 @@ class CommandTarget:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """End a process that crashed, hung or wrote garbage; keep its log."""
+        """If the program crashes, hangs or writes garbage in the body, end its process; keep its log in any case."""
         try:
             yield
         except BaseException as error:

@@ -66,11 +66,11 @@ def take_control() -> Control:
 
 
 def refusal(error: RingspecError) -> Message:
-    """Make the reply of a process that cannot start its work."""
+    """Make the reply of a process that cannot start its work because of ``error``."""
     parts = {name: str(getattr(error, name))[-MOST_PART:] for name in PARTS}
     return {"kind": "error"} | parts
 
 
 def refused(reply: Mapping[str, Any]) -> OptionError:
-    """Make the error that a reply of :func:`refusal` describes."""
+    """Turn a reply made by :func:`refusal` back into an error."""
     return OptionError(*(str(reply.get(name)) for name in PARTS))

@@ -1,13 +1,13 @@
-"""A JAX function as a target: ``shard_map`` over a named axis, forward and vjp.
+"""A JAX function as a target (implementation under test): ``shard_map`` over a named axis, forward and vjp.
 
-The author of a target writes ``function(q, k, v, *, axis_name, call)``, which computes one worker's results from its q
-[B, H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv], with collectives over ``axis_name``. ``call`` is a
+The author of a target writes ``function(q, k, v, *, axis_name, call)``. It computes one worker's results from its q [B,
+H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv], with collectives over ``axis_name``. ``call`` is a
 :class:`~ringspec.conformance.adapters.torch_worker.LocalCall` with JAX arrays and a traced ``rank``; ``call.tensors``
 has the further inputs. The function returns o, or (o, lse). If a call has dlse, lse is differentiated too.
 
 One separate process computes everything, on ``devices`` CPU devices or on the GPUs of this machine. The process starts
-at the first call, and again at the first call after a crash. It is not forked: JAX does not survive a fork, and fixes
-the number of CPU devices when it starts.
+at the first call, and again at the first call after a crash. It is not forked, because JAX does not survive a fork, and
+it cannot change its number of CPU devices after it has started.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The program of a JAX target's process: runs one call after another, each on one device per worker.
+"""The program of a JAX target's process: runs one call at a time, on one device per worker.
 
-:mod:`ringspec.conformance.adapters.jax_mesh` starts it. It takes over standard input and output for the protocol of
-``cmd:`` targets (docs/conform/protocol.md); what the function prints goes to the log. jax is imported by functions,
-so that this module can be imported without it.
+The target is the implementation under test: a JAX function. :mod:`ringspec.conformance.adapters.jax_mesh` starts this
+program. It takes over standard input and output for the protocol of ``cmd:`` targets (docs/conform/protocol.md); what
+the function prints goes to the log. jax is imported by functions, so that this module can be imported without it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def wide_types(wide: bool) -> Any:
 
 
 def mapped(local: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
-    """Map ``local`` over the mesh, with every argument and result split along its first axis."""
+    """Map ``local`` over the mesh; every argument and result is split along its first axis."""
     import jax
     from jax.sharding import PartitionSpec
 
@@ -97,7 +97,10 @@ COMPILED: dict[str, Callable[..., Any]] = {}
 def compiled(
     function: Callable[..., Any], message: Message, mesh: Any, shapes: str
 ) -> Callable[..., Any]:
-    """Return the function mapped over the mesh; calls that differ only in values share one compiled function."""
+    """Return the function mapped over the mesh.
+
+    Calls that differ only in values share one compiled function.
+    """
     import jax
 
     from ringspec.conformance.adapters.torch_worker import Place, local_call
@@ -149,7 +152,7 @@ def answer(
 ) -> Message:
     """Return the answer to one call, even if the call fails, and write the results to its file.
 
-    The answer names those of the ``packages`` that this process has imported.
+    The answer names those of ``packages`` that this process has imported.
     """
     from ringspec.conformance.target.protocol import Refused
     from ringspec.tensorfile import read_tensors, write_tensors
@@ -188,7 +191,7 @@ def loaded(setup: Mapping[str, Any]) -> Callable[..., Any] | str:
 
 
 def hello(message: Message, setup: Mapping[str, Any]) -> Message:
-    """Answer hello with the function's name and the packages of this process."""
+    """Answer the first request, 'hello', with the function's name and the packages of this process."""
     have = asdict(installed(setup["packages"]))
     return {"kind": "hello", "protocol": message["protocol"], "name": setup["function"]} | have
 

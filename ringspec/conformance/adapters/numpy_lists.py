@@ -18,18 +18,21 @@ FROM_CALL = {f.name for f in dataclasses.fields(Call)} - {"id", "tensors", "term
 
 
 class NumPyTarget:
-    """A function ``function(q, k, v, **rest)`` for all workers at once, as a target.
+    """A function ``function(q, k, v, **rest)`` for all workers at once, as a target (implementation under test).
 
-    The function gets lists with one array per worker: q [B, H, n, D], k [B, Hkv, n, D], v
-    [B, Hkv, n, Dv]. The function may have further parameters, each with the name of the part of a call that it gets:
-    tensors (``dy``, ``dlse``, ``bias``...; None if the call lacks the tensor; ``sinks`` [H, N] is one array, not a
-    list), terms (``scale``, ``causal``, ``window``...; the parameter's default if the call lacks the term) and fields
-    of the call (``workers``, ``layout``, ``index_q``, ``position_q``...). A parameter ``call`` gets the
-    :class:`~ringspec.conformance.target.protocol.Call` itself. The function returns a dict or a Result with lists of o,
-    lse, dq, dk, dv, dsinks, dbias, or a tuple in that order.
+    The function gets lists with one array per worker: q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv]. It may have
+    further parameters, each with the name of the part of a call that it gets:
 
-    ``capabilities``: what the function claims; ``name`` and ``notes``: for the report. ``run`` raises OptionError if
-    the function lacks a parameter for a term or tensor of the call, and Garbage if it returns anything else.
+    - tensors (``dy``, ``dlse``, ``bias``...): None if the call lacks the tensor; ``sinks`` [H, N] is one array, not a list
+    - terms (``scale``, ``causal``, ``window``...): the parameter's default if the call lacks the term
+    - fields of the call (``workers``, ``layout``, ``index_q``, ``position_q``...)
+    - ``call``: the :class:`~ringspec.conformance.target.protocol.Call` itself
+
+    The function returns a dict or a Result with lists of o, lse, dq, dk, dv, dsinks, dbias, or a tuple in that order.
+
+    ``capabilities``: what the function claims to support; ``name`` and ``notes``: for the report. ``run`` raises
+    OptionError if the function lacks a parameter for a term or tensor of the call, and Garbage if it returns anything
+    else.
 
     >>> import numpy as np
     >>> def local(q, k, v, scale):
@@ -60,7 +63,7 @@ class NumPyTarget:
 
 
 def arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
-    """Select the parts of a call to pass to a function, by the names of its parameters."""
+    """Select the parts of a call that a function gets, by the names of its parameters."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     tensors = {

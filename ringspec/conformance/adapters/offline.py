@@ -7,8 +7,8 @@
                                   result.safetensors or refused.txt; n numbers the further calls of a case
 
 call.json and the tensor files have the form of the command protocol (docs/conform/protocol.md); paths are relative to
-the call's folder. The folder of a call is found by a digest of the call. So calls that another version wrote, or that
-were written for other claims, are not mistaken for calls with missing results.
+the call's folder. The suite finds the folder of a call by a digest of the call. So a folder that another version wrote,
+or that was written for other claims, is reported as such, not as missing results.
 """
 
 from __future__ import annotations
@@ -60,14 +60,16 @@ def digest(message: bytes, inputs: bytes) -> str:
 
 
 class OfflineTarget:
-    """A folder of calls and results as a target.
+    """A folder of calls and results as a target, in place of a program that can be run.
 
-    ``directory``: a folder that :func:`ringspec.conformance.cases.write.write_cases` made. ``run`` returns the result
-    in result.safetensors. If there is a refused.txt instead, ``run`` raises Refused with the text of that file. If
-    there is neither, it returns an empty result, which the suite calls 'missing'. It raises Mutated if the inputs were
-    changed (they may be removed), and Garbage for an invalid result and for a call that the folder does not contain. An
-    invalid index.json or versions.json raises FileFormatError. ``profile`` and ``only``: the profile and pattern for
-    which the folder was written; ``installed``: from versions.json. Nothing runs, so ``timeout`` has no effect.
+    ``directory``: a folder that :func:`ringspec.conformance.cases.write.write_cases` made. ``profile`` and ``only``:
+    the profile and pattern for which the folder was written; ``installed``: from versions.json. Nothing runs, so
+    ``timeout`` has no effect.
+
+    ``run`` returns the result in result.safetensors. If there is a refused.txt instead, ``run`` raises Refused with its
+    text. If there is neither, it returns an empty result, which the suite calls 'missing'. It raises Mutated if the
+    inputs were changed (they may be removed), and Garbage for an invalid result and for a call that the folder does not
+    contain. An invalid index.json or versions.json raises FileFormatError.
     """
 
     timeout: float | None = None

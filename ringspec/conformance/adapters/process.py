@@ -143,7 +143,10 @@ class Program:
         return bool(piece)
 
     def take(self, seconds: float) -> None:
-        """Read what is in the pipes, for at most ``seconds`` in case the program never stops writing."""
+        """Read what is in the pipes, for at most ``seconds``.
+
+        The limit is for a program that never stops writing.
+        """
         until = time.monotonic() + max(seconds, GLANCE_SECONDS)
         for pipe in tuple(self.open):
             while (
@@ -174,7 +177,7 @@ class Program:
         self.end()
 
     def kill(self) -> None:
-        """Kill the process group; safe in any thread, even while another thread waits for an answer."""
+        """Kill the process group. This is safe in any thread, even while another thread waits for an answer."""
         # Even if the program has ended: its children are in the same group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)

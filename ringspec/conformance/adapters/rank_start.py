@@ -1,4 +1,4 @@
-"""Run a module of this ringspec in the environment of a worker, which may belong to another interpreter.
+"""Run a ringspec module in a worker's process, which may use another Python interpreter.
 
     python .../ringspec/conformance/adapters/rank_start.py MODULE ARGUMENT...
 
@@ -10,7 +10,7 @@ message that says what to install.
 In all other respects the module runs as with ``python -m``: the current folder is first on the import path (unless
 PYTHONSAFEPATH or ``-P`` forbids it), and PYTHONPATH has its usual meaning. A process that :mod:`multiprocessing` spawns
 in a worker runs this file again as ``__mp_main__``, so it imports the same ringspec. Any other program that a worker
-starts imports the ringspec on that program's import path.
+starts imports ringspec, if at all, from that program's own import path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEEDED = ("numpy", "ml_dtypes")
 
 
 def load_ringspec() -> None:
-    """Make ``import ringspec`` import the package in FOLDER, regardless of the import path."""
+    """Make ``import ringspec`` import the package in FOLDER, whatever the import path is."""
     check_environment()
     place = str(FOLDER / "__init__.py")
     spec = importlib.util.spec_from_file_location(

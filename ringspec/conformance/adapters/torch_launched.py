@@ -1,8 +1,8 @@
-"""A torch target on processes that torchrun started: rank 0 sends calls, and all ranks compute.
+"""A PyTorch target on processes that torchrun started: rank 0 sends calls, and all ranks compute.
 
-Calls and results are sent through a separate gloo group, as JSON and safetensors bytes. No shared file and no port
-other than torchrun's is needed, so the ranks may be on several hosts. After a crash torchrun ends all ranks; a hang
-ends with the timeout of the process group.
+A target is an implementation under test. Calls and results are sent through a separate gloo group, as JSON and
+safetensors bytes. No shared file and no port other than torchrun's is needed, so the ranks may be on several hosts.
+After a crash torchrun ends all ranks. If a rank hangs, the timeout of the process group ends the wait.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def receive_bytes(rank: int, control: Any) -> bytes:
 
 
 def joined(device: str, seconds: float) -> tuple[Place, Any]:
-    """Join torchrun's process group; return the place of this rank and the control group."""
+    """Join torchrun's process group; return this rank's number, group and device, and the group for calls."""
     import torch
     import torch.distributed as dist
 
@@ -72,7 +72,10 @@ def joined(device: str, seconds: float) -> tuple[Place, Any]:
 
 
 def launched(target: Any) -> Any:
-    """Return the TorchTarget ``target`` on rank 0; other ranks answer calls until rank 0 is done, then exit."""
+    """Return the TorchTarget ``target`` on rank 0.
+
+    All other ranks answer calls until rank 0 is done, then exit.
+    """
     place, control = joined(target.device, target.timeout)
     function = load_function(target.function, target.options)
     have = installed(target.packages)

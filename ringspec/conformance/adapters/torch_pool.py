@@ -1,8 +1,9 @@
-"""W processes, each a rank of one process group: started once, used for many calls, ended together.
+"""A pool of W processes, each a rank of one process group: started once, used for many calls, ended together.
 
-A crash, a hang or an exception of one rank leaves the others waiting in a collective, so any of these ends the whole
-pool, and the next call starts a new one. :mod:`ringspec.conformance.adapters.rank_start` starts the processes. They
-are not forked, because the suite may have threads and ``python`` may belong to another environment.
+If one rank crashes, hangs or raises an exception, the others wait for it in a collective. Any of these therefore ends
+the whole pool, and the next call starts a new one. :mod:`ringspec.conformance.adapters.rank_start` starts the
+processes. They are not forked, because the suite may have threads, and because another Python interpreter may have been
+chosen for them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Message = dict[str, Any]
 
 
 class RankHere:
-    """A rank that runs in this process, for a debugger, with the methods of a :class:`Program`.
+    """A rank that runs in this process, for a debugger. It has the methods of a :class:`Program`.
 
     It computes in ``answer``, after the other ranks have received their requests.
     """
@@ -64,12 +65,12 @@ class RankHere:
 
 
 class Pool:
-    """W running processes. ``ask`` raises Refused, Failed, Crashed, Exited, TimedOut or Garbage.
+    """The W running processes. ``ask`` raises Refused, Failed, Crashed, Exited, TimedOut or Garbage.
 
-    ``setup``, sent to each process first: ``function``, ``options``, ``device``, ``packages``. ``alive``: False
-    after the pool has ended. ``installed``: the packages of the processes (Failed if their versions differ).
-    ``printed``: the stdout and stderr of the ranks during the last call. ``here``: the rank
-    that this process computes. ``folder``: for the files of calls; it is removed with the pool.
+    ``setup``: ``function``, ``options``, ``device`` and ``packages``, which each process gets first. ``alive``: False
+    after the pool has ended. ``installed``: the packages of the processes; reading it raises Failed if their versions
+    differ. ``printed``: the stdout and stderr of the ranks during the last call. ``here``: the rank that this process
+    computes, if any. ``folder``: for the files of calls; it is removed with the pool.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Pool:
         return "\n".join(parts)
 
     def end(self, dump: bool = False) -> None:
-        """End all processes; with ``dump``, each first writes its stack to the log."""
+        """End all processes. With ``dump``, each first writes its stack to the log."""
         self.alive = False
         if dump and hasattr(signal, "SIGUSR1"):
             for program in self.processes:
@@ -163,7 +164,7 @@ class Deadline:
         return self.at - time.monotonic()
 
     def note(self, reply: Message) -> Message:
-        """Shorten the deadline if a rank failed: the other ranks may have crashed or wait for it forever."""
+        """Shorten the deadline if a rank failed, because the other ranks may wait for it forever, or crash too."""
         if gave_up(reply):
             self.at = min(self.at, time.monotonic() + GRACE_SECONDS)
         return reply
@@ -174,7 +175,7 @@ def gave_up(reply: Message) -> bool:
 
 
 def collected(programs: Mapping[int, Program], deadline: Deadline) -> dict[int, Message]:
-    """Return the replies, by rank, that arrive before the deadline."""
+    """Return the replies that arrive before the deadline, by rank."""
     replies: dict[int, Message] = {}
     while len(replies) < len(programs) and (left := deadline.left()) > 0:
         pump([*programs.values()], min(left, GLANCE_SECONDS))
@@ -190,8 +191,8 @@ def beside(
 ) -> dict[int, Message]:
     """Compute one rank in this process while a thread waits for the other ranks; return all replies.
 
-    If one of the other ranks fails, all of them are killed. That ends this rank's connections, so that it stops
-    waiting.
+    If one of the other ranks fails, all of them are killed. That closes their connections to this rank, so that it
+    stops waiting.
     """
 
     def watch() -> dict[int, Message]:
@@ -236,7 +237,10 @@ def checked_reply(reply: Message, rank: int) -> Message:
 
 
 def judge_replies(replies: dict[int, Message], workers: int, seconds: float) -> None:
-    """Raise the error that the replies report, if any: first exceptions, then refusals, then missing replies."""
+    """Raise the error that the replies report, if any.
+
+    Exceptions come first, then refusals, then missing replies.
+    """
     for rank, reply in replies.items():
         if "error" in reply:
             raise Failed(f"worker {rank} raised an exception\n{reply['error']}")

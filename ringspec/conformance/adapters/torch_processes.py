@@ -1,9 +1,10 @@
 """A PyTorch function as a target: W processes, each with a forward pass and autograd's backward pass.
 
-The author of a target writes ``function(q, k, v, *, group, call)``, which computes one rank's results from its q
-[B, H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv]. ``group`` is the process group (gloo on CPU, NCCL with one GPU per
-process), ``call`` a :class:`~ringspec.conformance.adapters.torch_worker.LocalCall`. The function returns o, or (o,
-lse), differentiable by autograd; lse must be differentiable if dlse is claimed.
+A target is an implementation under test. Its author writes ``function(q, k, v, *, group, call)``, which computes one
+rank's results from its q [B, H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv]. ``group`` is the process group (gloo on
+CPU, NCCL with one GPU per process), ``call`` a :class:`~ringspec.conformance.adapters.torch_worker.LocalCall`. The
+function returns o, or (o, lse), differentiable by autograd; lse must be differentiable if the target claims to support
+dlse.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class TorchTarget:
         return gathered([stored(pool.folder, file, most_bytes(call)) for file in files])
 
     def pool(self, workers: int) -> Pool:
-        """Return the pool of W processes; the least recently used pool is closed if there are too many."""
+        """Return the pool of W processes; if there are too many pools, close the least recently used one."""
         pool = self.pools.pop(workers, None)
         if pool is None or not pool.alive:
             while len(self.pools) >= self.most_pools:
@@ -153,7 +154,7 @@ class TorchTarget:
             self.pools.popitem()[1].close()
 
     def debug(self, rank: int) -> None:
-        """Compute this rank of every call in this process, without a time limit.
+        """Compute one rank of every call in this process, without a time limit; ``rank``: its number.
 
         This has no effect if ``python`` is not this process's interpreter, because it may have another torch.
         """
@@ -175,7 +176,7 @@ class TorchTarget:
 def named(
     function: str | Callable[..., Any], name: str | None, python: str | None
 ) -> tuple[str, str, str]:
-    """Return the import path of a function, the target's name, and the interpreter of its processes.
+    """Return the import path of a function, the name of the target, and the interpreter of its processes.
 
     >>> named("package.module:ring", None, "python3")
     ('package.module:ring', 'ring', 'python3')
@@ -186,7 +187,7 @@ def named(
 
 
 def function_spec(function: str | Callable[..., Any]) -> str:
-    """Return the text by which another process finds a function.
+    """Return the text by which another process can import a function.
 
     >>> function_spec("package.module:name")
     'package.module:name'

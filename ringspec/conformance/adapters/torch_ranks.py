@@ -32,7 +32,7 @@ def raise_changed(replies: list[dict[str, Any]]) -> None:
 
 
 def gathered(arrays: list[dict[str, np.ndarray]]) -> Result:
-    """Gather the results of all ranks; a result that only some ranks have is None on the others."""
+    """Gather the results of all ranks; if only some ranks return a result, it is None for the others."""
     result = Result()
     for name in RESULTS:
         if any(name in one for one in arrays):

@@ -1,7 +1,8 @@
-"""The program of one process of a PyTorch target: a rank of a process group, which runs one call after another.
+"""The program of one process of a PyTorch target: a rank of a process group, which runs one call at a time.
 
-:mod:`ringspec.conformance.adapters.torch_processes` starts it. It takes over standard input and output for JSON lines;
-what the target prints goes to the log. torch is imported by functions, so that this module can be imported without it.
+The target is the implementation under test: a PyTorch function. :mod:`ringspec.conformance.adapters.torch_processes`
+starts this program. It takes over standard input and output for JSON lines; what the target prints goes to the log.
+torch is imported by functions, so that this module can be imported without it.
 """
 
 from __future__ import annotations
@@ -172,9 +173,10 @@ def evaluate(
 def answer(
     function: Callable[..., Any], request: Mapping[str, Any], place: Place, given: Arrays
 ) -> tuple[dict[str, Any], Arrays]:
-    """Return the reply to one request, even if the call fails, and the results.
+    """Return the reply to one request, and the results.
 
-    The reply names those of the request's ``packages`` that this process has imported.
+    If the call fails, the reply says why, and there are no results. Otherwise it names those of the request's
+    ``packages`` that this process has imported.
     """
     try:
         arrays, changed = evaluate(function, request, place, given)
@@ -187,7 +189,7 @@ def answer(
 
 
 def joined(setup: Mapping[str, Any]) -> Place:
-    """Join the process group of the pool."""
+    """Join the process group that ``setup`` describes."""
     import torch
     import torch.distributed as dist
 
@@ -211,7 +213,7 @@ def joined(setup: Mapping[str, Any]) -> Place:
 
 
 class Rank:
-    """A rank that runs in this process, for :func:`main` or for a debugger (``torch_pool.RankHere``)."""
+    """A rank that runs in this process: started by :func:`main`, or run for a debugger (``torch_pool.RankHere``)."""
 
     def __init__(self) -> None:
         self.place: Place | None = None

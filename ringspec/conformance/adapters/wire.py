@@ -1,12 +1,13 @@
 """A call as one JSON line and one safetensors file; a result as one safetensors file.
 
-Any language can read and write these, so a program under test needs nothing from ringspec. The file contains each
-tensor once, with the workers as leading axis: ``q`` is [W, B, H, n, D] if one worker's array is [B, H, n, D]. It also
-contains the layout tables ``index_q``, ``index_k`` [W, n] and ``position_q``, ``position_k`` [W, 1|B, n].
-docs/conform/protocol.md explains these files to the author of a program.
+Any language can read and write these, so a program under test needs nothing from ringspec. The file of a call contains
+each tensor once, with the workers as leading axis: ``q`` is [W, B, H, n, D] if one worker's array is [B, H, n, D]. It
+also contains the tables ``index_q``, ``index_k`` [W, n], which list the tokens of each worker, and ``position_q``,
+``position_k`` [W, 1|B, n], which list their positions. docs/conform/protocol.md explains these files to the author of a
+program.
 
-Answers are untrusted: their size is limited before they are read, links are not followed, nothing is executed.
-An invalid answer is :class:`~ringspec.conformance.target.protocol.Garbage`. Missing tensors, shapes and dtypes are
+Answers are untrusted: their size is limited before they are read, links are not followed, nothing is executed. An
+invalid answer raises :class:`~ringspec.conformance.target.protocol.Garbage`. Missing tensors, shapes and dtypes are
 checked later, by :mod:`ringspec.conformance.run.call`.
 """
 
@@ -75,7 +76,7 @@ def call_from(message: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> Cal
 
 
 def settled(value: Any) -> Any:
-    """Turn lists, at every level, into tuples.
+    """Turn lists into tuples, also inside other lists.
 
     >>> settled([3, None])
     (3, None)
@@ -84,7 +85,7 @@ def settled(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Turn arrays, tuples and mappings, at every level, into lists and dicts for JSON.
+    """Turn arrays, tuples and mappings into lists and dicts for JSON, also inside each other.
 
     >>> plain({"window": (np.int64(3), None)})
     {'window': [3, None]}
@@ -155,7 +156,7 @@ def check_answer(message: Mapping[str, Any], id: str) -> None:
 
 
 def most_bytes(call: Call) -> int:
-    """Return the largest allowed size of a result file: twice all results in float64, and a reserve."""
+    """Return the largest allowed size of a result file: twice the size of all results in float64, and a reserve."""
     elements = sum(array.size for arrays in call.tensors.values() for array in arrays)
     if "q" in call.tensors and "v" in call.tensors:
         for q, v in zip(call.tensors["q"], call.tensors["v"], strict=True):
@@ -166,7 +167,7 @@ def most_bytes(call: Call) -> int:
 def read_result(root: Path, name: str, call: Call) -> Result:
     """Read the result in the file ``root/name``; return an empty result if the file does not exist.
 
-    Raises Garbage for a link, a pipe, a file that is too large or not a safetensors file, and for unknown
+    Raises Garbage for a link, a pipe, a file that is too large, a file that is not a safetensors file, and unknown
     names of tensors.
     """
     tensors = stored(root, name, most_bytes(call))
@@ -229,7 +230,7 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """The name, capabilities, notes for the report and package versions of a program."""
+    """What a program says of itself: name, capabilities, notes for the report, and package versions."""
 
     name: str
     capabilities: Capabilities
@@ -238,7 +239,7 @@ class Claims:
 
 
 def claims_from(data: Mapping[str, Any], default_name: str) -> Claims:
-    """Read claims from the answer to hello or from a JSON file; raise Garbage if they are invalid.
+    """Read claims from the answer to hello, the first request, or from a JSON file; raise Garbage if they are invalid.
 
     >>> claims_from({"name": "mine", "capabilities": {"workers": [2]}}, "").capabilities.workers
     (2,)

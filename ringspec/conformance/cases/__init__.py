@@ -1,1 +1,1 @@
-"""The cases of the suite: which calls they make, and how the results are judged."""
+"""The cases of the suite: which calls of the target they make, and how they judge the results."""

@@ -1,8 +1,9 @@
 """Convert golden cases to calls of a target and to the expected tensors of each worker.
 
-A golden case is a problem with stored correct results. The tensors of a case are global. A call has one array per
-worker for each tensor, in the order of the worker's tokens. Dense attention is called as a ring of one worker. A call
-contains no expected values, except the rounded o and lse that a call of only the backward pass needs.
+A golden case is a problem with stored correct results. A call is one request to the target, the program under test. The
+tensors of a golden case are global; those of a call are lists of one array per worker, in the order of the worker's
+tokens. Dense attention is called as a ring of one worker. A call contains no expected values, with one exception: a
+call of only the backward pass needs the rounded o and lse.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ GRADIENTS = ("dq", "dk", "dv", "dsinks", "dbias")
 class ExpectedTensor:
     """The correct values of one tensor; each field holds one array per worker.
 
-    ``values``: in float64. ``rounded``: in the format of the case. Both are correctly rounded. ``scale``: the row
-    scales, by which the errors of rows are divided; o, dq, dk and dv lose their last axis. ``real``: bool [n], True for
-    slots that hold a token; None if the tensor has no slots (dsinks, a bias shared by all queries).
+    ``values``: correctly rounded to float64. ``rounded``: correctly rounded to the format of the case. ``scale``: the
+    row scales, by which the errors of rows are divided; for o, dq, dk and dv they lack the last axis. ``real``: bool
+    [n], True for slots (places in the worker's block) that hold a token; None if the tensor has no slots (dsinks, a
+    bias shared by all queries).
     """
 
     values: PerWorker
@@ -49,7 +51,7 @@ class ExpectedTensor:
 
 
 def whole_inputs(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """Return the global inputs by name, as stored or else as drawn from the case's input recipes."""
+    """Return the global inputs by name. Inputs that are not stored are drawn as the case says."""
     stored = {name[3:]: x for name, x in tensors.items() if name.startswith("in.")}
     return stored or inputs_of(case)
 
@@ -57,8 +59,8 @@ def whole_inputs(case: Case, tensors: Tensors) -> dict[str, NDArray]:
 def call_of(case: Case, tensors: Tensors) -> Call:
     """Make the call of a golden case of any operation except 'schedule'.
 
-    ``tensors``: from :meth:`ringspec.vectors.VectorSet.tensors`. Arrays of the call are read-only copies in
-    storage dtypes. An error in drawing the inputs is raised unchanged.
+    ``tensors``: from :meth:`ringspec.vectors.VectorSet.tensors`. The arrays of the call are read-only copies in storage
+    dtypes. An error in drawing the inputs is raised unchanged.
 
     >>> from ringspec.vectors import open_set
     >>> core = open_set("core")
@@ -92,7 +94,10 @@ def call_of(case: Case, tensors: Tensors) -> Call:
 
 
 def slot_tables(case: Case, tensors: Tensors) -> dict[str, NDArray]:
-    """Return ``layout.q``, ``layout.k`` [W, n] and ``position.q``, ``position.k`` [W, 1|B, n]; a dense case has W = 1."""
+    """Return ``layout.q``, ``layout.k`` [W, n] and ``position.q``, ``position.k`` [W, 1|B, n].
+
+    They hold the token in each slot, and its position. A case of dense attention has W = 1.
+    """
     names = ("layout.q", "layout.k", "position.q", "position.k")
     if all(name in tensors for name in names):
         return {name: tensors[name] for name in names}
@@ -115,7 +120,7 @@ def held_by_workers(name: str, x: NDArray, index: Tensors) -> PerWorker:
 
 
 def expected_of(case: Case, tensors: Tensors) -> dict[str, ExpectedTensor]:
-    """Return the truth of each result in ``tensors``, by name; ``tensors`` must have all rows, not only a sample."""
+    """Return the correct values of each result, by name; ``tensors`` must have all rows, not only a sample."""
     sums = ("dsinks_sum", "dbias_sum")
     names = [name.split(".")[1] for name in sorted(tensors) if name.endswith(".float64")]
     return {name: expected_tensor(case, name, tensors) for name in names if name not in sums}
@@ -145,7 +150,10 @@ def passes_for(case: Case, claims: Capabilities) -> tuple[str, ...]:
 
 
 def way(claims: Capabilities) -> dict[str, Any]:
-    """Choose a circulation and a direction that the target claims: kv and 1 if possible."""
+    """Choose a circulation (what travels) and a direction that the target claims.
+
+    If possible, these are 'kv' (keys and values) and 1 (worker r sends to r + 1).
+    """
     ways, directions = claims.circulations or ("kv",), claims.directions or (1,)
     return {
         "circulation": "kv" if "kv" in ways else ways[0],
@@ -158,8 +166,8 @@ def with_claimed_passes(
 ) -> Call:
     """Limit a call to the passes that the target claims (:func:`passes_for`).
 
-    ``whole()`` returns the tensors of the case with all rows. A call of only the backward pass takes o and lse from
-    these tensors.
+    ``whole()`` returns the tensors of the case with all rows. If only the backward pass is called, its o and lse are
+    taken from these tensors.
     """
     passes = passes_for(case, claims)
     if passes == case.passes:

@@ -1,4 +1,7 @@
-"""Cases that call several rings, of which a target runs only those that it claims."""
+"""Cases that call the target for several rings, but only for rings that it claims to support.
+
+The target is the program under test. A ring is a number of workers and a layout.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ def case_of_rings(
     varying: tuple[str, ...] = PER_RING,
     **rest: Any,
 ) -> RunCase:
-    """Make one case from problems that differ in their rings; a target runs those that it claims.
+    """Make one case from problems in different rings; a target runs those that it claims.
 
-    ``rings(claims)``: the problems, one for each call. ``least``: how many problems a target must claim; with fewer,
-    the case is not claimed. ``varying``: the kinds of requirement in which the problems differ, such as layouts; the
+    ``rings(claims)``: the problems, one for each call. ``least``: if the target claims fewer problems than this, it
+    does not claim the case. ``varying``: the kinds of requirement in which the problems differ, such as layouts; the
     case itself requires none of these.
     """
     every = rings(Capabilities())

@@ -1,7 +1,7 @@
 """Probes whose correct results have a closed form, such as a mean, a constant or one row of P.
 
-A probe is a case with inputs so simple that a failure shows its cause. Results are also compared with the exact truth;
-the check of the closed form adds a message that names the fault.
+A probe is a case with inputs so simple that a failure shows its cause. As in other cases, results are compared with
+exact ones. The check of the closed form adds a message that names the fault. P are the softmax weights.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def one_row_of_dy(
 ) -> RunCase:
     """Make a case in which dy has a single nonzero number, in the row of query ``row``.
 
-    ``inputs``: the name from which q, k and v are drawn; cases with the same name have the same q, k and v.
+    ``inputs``: the name from which q, k and v are drawn, so that cases with the same name have the same q, k and v.
     """
     dy = constant(0.0, None, put(1.0, None, None, row, 3))
     return run_case(
@@ -101,7 +101,7 @@ def one_row_of_dy(
 
 
 def head_case(id: str, dtype: str, sizes: tuple[int, int, int], ring: tuple[int, str]) -> RunCase:
-    """Make a case in which each head of v is a different constant, so that o shows which head a query reads."""
+    """Make a case in which all values of a key head are one number, so that o shows what a query head reads."""
     batch, heads, kv_heads = sizes
     whose = [put(value_of(b, h), b, h, None, None) for b in range(batch) for h in range(kv_heads)]
     problem = drawn(
@@ -144,7 +144,10 @@ def reads_heads(seen: Seen) -> tuple[str, None]:
 
 
 def sinks(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
-    """Make a case with q = 0 and one-hot v: a query that sees n keys has o = 1 / (n + exp(sink)) in n columns."""
+    """Make a case with q = 0 and one-hot v. A sink is a logit without a key.
+
+    For a query that sees n keys, n columns of o are 1 / (n + exp(sink)), and the others 0.
+    """
     problem = drawn(
         "sinks", dtype, S=FEW_TOKENS, causal=True, q=constant(0.0), v=one_hot(FEW_TOKENS),
         sinks=((0.0,), (1.0,)),
@@ -160,7 +163,7 @@ def sinks(id: str, dtype: str, ring: tuple[int, str]) -> RunCase:
 
 
 def reads_sinks(seen: Seen) -> tuple[str, None]:
-    """Check that the weights of each row sum to 1 minus the weight of the sink."""
+    """Check that the weights of the keys in each row sum to 1 minus the weight of the sink."""
     [case], [output] = seen.cases, seen.outputs
     if "o" not in output:
         return "", None
@@ -177,7 +180,11 @@ def reads_sinks(seen: Seen) -> tuple[str, None]:
 
 
 def merge_weights(dtype: str) -> RunCase:
-    """Make a merge whose part n is one-hot in column n, so that column n of o is the weight of part n; part 1 is empty."""
+    """Make a merge of partial results in which o shows the weight of each part.
+
+    The o of part n is 1 in column n and 0 elsewhere, so column n of the result is the weight of part n. Part 1 is
+    empty: its lse is -inf.
+    """
     parts = constant(0.0, None, *(put(1.0, n, None, None, None, n) for n in range(PARTS)))
     lse = constant(
         1.5, None, put(MINUS_INFINITY, 1, None, None, None), put(9.5, 3, None, None, (0, 4))

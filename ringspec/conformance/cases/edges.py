@@ -1,8 +1,9 @@
-"""Windows, offsets, key bounds and document lengths at every boundary and next to it; soft caps of every size.
+"""Cases at boundaries: windows, query offsets, key bounds and document lengths; and soft caps of every size.
 
-A case tests one parameter in one layout with one choice of lengths, and calls the target once for each value of the
-parameter. The values are 0, each boundary (half a shard, a shard, all keys), and the numbers next to each boundary. The
-soft cap ranges from far below the scores to far above them.
+Each case varies one parameter, such as the left side of the window, in one layout. It calls the program under test once
+for each value of the parameter. For a soft cap, the values range from far below the scores to far above them. For other
+parameters they are 0, each boundary, and the numbers just below and above it. The boundaries are half of the keys on
+one worker, all keys on one worker, and all keys.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ Terms = dict[str, Any]
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """Return the cases ``edges/<parameter>/<layout>``; none in 'smoke'.
+    """Return the cases ``edges/<parameter>/<layout>``. The profile 'smoke' has none.
 
-    Cases with unequal lengths of queries and keys run in one layout in 'core', and in every layout in 'full'.
+    Further cases have more keys than queries, or more queries than keys. In 'core' they run in one layout, in 'full' in
+    every layout.
 
     >>> [case.id for case in cases()][:2]
     ['edges/window-left/contiguous', 'edges/window-left/striped']
@@ -66,7 +68,7 @@ def edge_case(id: str, parameter: str, layout: str, each: tuple[int, int]) -> Ru
 def problems(
     id: str, parameter: str, layout: str, each: tuple[int, int], claims: Capabilities
 ) -> list[Case]:
-    """Return one problem for each value of the parameter, in sizes that the target claims."""
+    """Return one problem for each value of the parameter, in sizes that the program under test supports."""
     workers = next((w for w in WORKERS if claims.workers is None or w in claims.workers), 3)
     multiple = math.lcm(4, claims.tokens_multiple) // 4
     lengths = (workers * each[0] * multiple, workers * each[1] * multiple)
@@ -91,7 +93,7 @@ def head_dim(claims: Capabilities) -> int:
 
 
 def around(*boundaries: int) -> list[int]:
-    """Return 0, each boundary, and the two numbers next to each boundary.
+    """Return 0, each boundary, and the numbers just below and above each boundary.
 
     >>> around(4, 12)
     [0, 3, 4, 5, 11, 12, 13]
@@ -100,7 +102,7 @@ def around(*boundaries: int) -> list[int]:
 
 
 def distances(workers: int, queries: int, keys: int) -> list[int]:
-    """Return window sizes at and around half a shard of keys, a shard, and all keys."""
+    """Return window sizes: 0, each boundary, and the numbers just below and above it."""
     n = keys // workers
     return around(n // 2, n, keys)
 
@@ -118,7 +120,7 @@ def causal_windows(workers: int, queries: int, keys: int) -> list[Terms]:
 
 
 def offsets(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return positive and negative query offsets; other cases cover the default, 0."""
+    """Return positive and negative offsets of the query positions; other cases cover the default, 0."""
     n = keys // workers
     sizes = {*around(n // 2, n, keys), queries, abs(keys - queries)} - {0}
     both = sorted({sign * size for size in sizes for sign in (1, -1)})
@@ -126,9 +128,9 @@ def offsets(workers: int, queries: int, keys: int) -> list[Terms]:
 
 
 def key_bounds(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return lower and upper key bounds of the query rows, with every boundary value among them.
+    """Return five problems that give each query a lower and an upper bound of its keys.
 
-    In the first two results no row is empty.
+    The bounds are the boundaries and the numbers next to them. In the first two problems every query sees a key.
     """
     n = keys // workers
     every = around(n // 2, n, keys)
@@ -153,7 +155,10 @@ def bounds_of(queries: int, lows: Sequence[int], highs: Sequence[int]) -> Terms:
 
 
 def document_lengths(workers: int, queries: int, keys: int) -> list[Terms]:
-    """Return packings: the first document has a boundary length, a document is empty, or some tokens are in no document."""
+    """Return packings of the tokens into documents.
+
+    In each, the first document has a boundary length, a document is empty, or some tokens are in no document.
+    """
     n_q, n_k = queries // workers, keys // workers
     found: list[Terms] = []
     for step in (-1, 0, 1):

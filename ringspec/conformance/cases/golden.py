@@ -1,12 +1,13 @@
 """Golden vectors (stored problems with their correct results) as cases of a run.
 
-The ids are those of the golden sets. Profile 'core' runs the core set. 'full' adds the kernel set, whose expected values
-are read from the cache or derived, and the dense cases distributed over several workers. Withdrawn cases are left out,
-and so are schedules, which no target computes.
+The ids are those of the golden sets. Profile 'core' runs the core set. 'full' adds the kernel set, whose expected
+values are read from the cache or derived. It also adds the cases of dense attention, distributed over several workers.
+Withdrawn cases are left out, and so are schedules, which no target computes.
 
-A target that claims only the forward pass is called only for that pass. A target that claims only the backward pass
-gets the correctly rounded o and lse. Dense attention is called in any layout of :data:`SAME_ON_ONE_WORKER` that the
-target claims, because on one worker these layouts are equal.
+A target is the program under test, with claims that say what it supports. If it claims only the forward pass, it is
+called only for that pass. If it claims only the backward pass, it gets the correctly rounded o and lse. Dense attention
+runs on one worker, where the layouts in :data:`SAME_ON_ONE_WORKER` are equal, so it is called in any of them that the
+target claims.
 """
 
 from __future__ import annotations
@@ -80,13 +81,16 @@ def is_asked(case: Case) -> bool:
 
 @lru_cache(maxsize=2)
 def kernel_tensors(id: str) -> Tensors:
-    """Return the tensors of a kernel-set case with all rows and row scales, cached for the call and the judge."""
+    """Return the tensors of a kernel-set case, with all rows and row scales.
+
+    They are cached, because both the call and the judge need them.
+    """
     kernel = open_set("kernel")
     return with_scales(kernel.case(id), tensors_of(kernel, id))
 
 
 def resharded(cases: Sequence[Case]) -> list[Case]:
-    """Distribute dense cases over 2, 3 and 4 workers in contiguous blocks, if the blocks have equal lengths."""
+    """Distribute cases of dense attention over 2, 3 and 4 workers in contiguous blocks, if the lengths allow it."""
     dealt = []
     for case in cases:
         if case.operation != "attention" or case.shape is None:
@@ -101,7 +105,10 @@ def resharded(cases: Sequence[Case]) -> list[Case]:
 
 
 def golden_case(case: Case, stored: Load, whole: Load) -> RunCase:
-    """Make one golden case. ``stored`` returns its tensors as stored, ``whole`` returns them with all rows."""
+    """Make one golden case.
+
+    ``stored`` returns its tensors as stored, ``whole`` returns them with all rows.
+    """
 
     def make(claims: Capabilities) -> list[Call]:
         call = call_of(case, stored())
@@ -129,7 +136,7 @@ def golden_case(case: Case, stored: Load, whole: Load) -> RunCase:
 
 
 def needs_of(case: Case) -> dict[str, Any]:
-    """Return what a case requires; dense attention is a ring of one worker."""
+    """Return what a case requires of a target; dense attention is a ring of one worker."""
     needs = dict(case.requires)
     if case.operation == "attention":
         needs |= {"workers": 1, "tokens_per_worker": needs["lengths"]}

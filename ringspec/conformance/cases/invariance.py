@@ -1,7 +1,8 @@
 """Probes that change inputs, and check that results that do not depend on these inputs stay the same.
 
-If a target claims ``repeats_bitwise``, the results must be bit-identical. Otherwise they may differ by rounding, within
-their bounds.
+A probe is a case with simple inputs, whose failure shows its cause. If a target (the program under test) claims
+``repeats_bitwise``, the results must be bit-identical. Otherwise they may differ by rounding, within the error bounds
+of their rows.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Whole = NDArray[np.float64]
 
 
 def isolation_cases() -> Iterator[RunCase]:
-    """Yield cases that change keys that some queries do not see, or the dy of queries that do not see some keys."""
+    """Yield cases that change keys that some queries do not see, or dy of queries that do not see some keys."""
     for mask, (keys, queries) in CHANGED.items():
         for dtype in DTYPES:
             base = drawn(f"isolation-{mask}", dtype, **MASKS[mask])
@@ -94,7 +95,7 @@ def hidden_queries(id: str, base: Case, queries: tuple[int, int], ring: tuple[in
 
 
 def patched(case: Case, changes: Mapping[str, tuple[Patch, ...]]) -> Case:
-    """Return a problem whose inputs are drawn as in ``case`` and then changed."""
+    """Return a problem whose inputs are drawn as in ``case`` and then changed as ``changes`` says."""
     tensors = dict(case.inputs.tensors)
     for name, patches in changes.items():
         tensors[name] = dataclasses.replace(tensors[name], patches=patches)
@@ -103,7 +104,10 @@ def patched(case: Case, changes: Mapping[str, tuple[Patch, ...]]) -> Case:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Checks that every call gives the same rows as the first, except rows that depend on ``changed`` tokens."""
+    """Checks that each call gives the same results as the first call.
+
+    Rows that depend on the tokens ``changed`` (first, stop) may differ. ``what``: the changed input, for the message.
+    """
 
     what: str
     changed: tuple[int, int]
@@ -118,7 +122,7 @@ class Unchanged:
         return "", None
 
     def must_stay(self, case: Case, name: str) -> NDArray[np.bool_]:
-        """Return [S]: the rows of a tensor that do not depend on the changed tokens."""
+        """Return [S]: True for the rows of a tensor that do not depend on the changed tokens."""
         assert case.shape is not None
         part = slice(*self.changed)
         sees = np.asarray(visible(case, case.shape).any(axis=(0, 1)))
@@ -148,7 +152,7 @@ def whose(seen: Seen, call: int, name: str, touched: NDArray[np.int64]) -> str:
 
 
 def differing(seen: Seen, call: int, name: str, factor: float = 1.0) -> NDArray[np.bool_]:
-    """Return [B, H, S]: rows in which a tensor of a call is not ``factor`` times that of the first call.
+    """Return [B, H, S]: True for rows in which a tensor of a call is not ``factor`` times that of the first call.
 
     Rows are compared bit for bit if the target claims ``repeats_bitwise``, else within the bounds of both calls.
     """
@@ -163,7 +167,7 @@ def differing(seen: Seen, call: int, name: str, factor: float = 1.0) -> NDArray[
 
 
 def differs_in(seen: Seen, call: int, name: str, factor: float = 1.0) -> NDArray[np.bool_]:
-    """Return [B, H, S]: rows that differ by more than the bounds of both calls."""
+    """Return [B, H, S] as :func:`differing` does, always within the bounds of both calls."""
     first, later = (result_rows(seen, n, name) for n in (0, call))
     bounds = [bound_rows(seen, n, name) for n in (0, call)]
     with np.errstate(invalid="ignore", over="ignore"):
@@ -179,7 +183,7 @@ def result_rows(seen: Seen, call: int, name: str) -> Whole:
 
 
 def bound_rows(seen: Seen, call: int, name: str) -> Whole:
-    """Return the bound of each row of a call's tensor, [B, H, S, 1]."""
+    """Return the error bound of each row of a call's tensor, [B, H, S, 1]."""
     case, bounds = seen.cases[call], bounds_of(seen.claims, seen.calls[call])
     tensors = tensors_of(case)
     expected = expected_of(case, tensors)[name]
@@ -188,7 +192,7 @@ def bound_rows(seen: Seen, call: int, name: str) -> Whole:
 
 
 def same_bits_cases() -> Iterator[RunCase]:
-    """Yield cases that repeat a call, and cases that move a factor of two from the scale to the queries."""
+    """Yield cases that repeat a call, and cases that move a factor of 2 from the softmax scale to q."""
     for dtype in DTYPES:
         base = drawn("same-bits", dtype, causal=True)
         for workers, layout in few_rings(dtype):
@@ -206,7 +210,7 @@ def same_bits_cases() -> Iterator[RunCase]:
 
 
 def moved_scale(id: str, base: Case, ring: tuple[int, str]) -> RunCase:
-    """Make a case in which scale * <q, k> stays the same and dq = scale * dz k is exactly halved."""
+    """Make a case that halves the scale and doubles q: the scores stay, and dq is exactly halved."""
     half = {"scale": default_scale(HEAD_DIM) / 2}
     twice = {"q": (times(2.0, None, None, None, None),)}
     moved = dataclasses.replace(patched(base, twice), terms=dict(base.terms) | half)
@@ -222,7 +226,7 @@ def moved_scale(id: str, base: Case, ring: tuple[int, str]) -> RunCase:
 
 @dataclass(frozen=True)
 class Multiplied:
-    """Checks that each tensor is ``factors[name]`` times that of the first call; a missing factor is 1."""
+    """Checks that each tensor is ``factors[name]`` times that of the first call; the default factor is 1."""
 
     factors: dict[str, float]
 

@@ -1,9 +1,9 @@
 """Probes with 128 tokens per worker, for kernels that support only long blocks and large heads.
 
-An attention pattern (the keys that each query sees) of 256 or 384 keys does not fit into the 64 or 128 columns of one
-head, so the keys are distributed over heads. Head h has one-hot values for keys h * Dv to (h + 1) * Dv - 1 and zeros
-for all other keys. All queries are zero, so every head has the same weights, and the columns of all heads side by side
-are the pattern.
+A probe is a case with inputs so simple that its results show the attention pattern: which keys each query sees. A
+pattern of 256 or 384 keys does not fit into the 64 or 128 columns of one head, so the keys are distributed over heads.
+Head h has one-hot values for keys h * Dv to (h + 1) * Dv - 1 and zeros for all other keys. All queries are zero, so
+every head has the same weights, and the columns of all heads side by side are the pattern.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ KEYS, QUERIES, ONE_ROW = (200, 256), (0, 200), 220
 
 
 def long_block_cases() -> Iterator[RunCase]:
-    """Yield pattern probes, then probes of isolation, of heads and of one row of dy, grouped by cached truth."""
+    """Yield probes that read the pattern, and then other probes with long blocks.
+
+    Cases with the same correct results follow each other, because these results are cached.
+    """
     for mask in MASKS:
         for workers, width in SIZES:
             for dtype in USUAL_DTYPES:
@@ -68,10 +71,10 @@ def pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> Run
 def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> RunCase:
     """Make a case of three calls, which show the pattern in dv (one-hot dy), dq (one-hot k) and dk (one-hot q).
 
-    dq and dk show dZ, the gradient of the masked scores, which is 0 for hidden pairs. In the last two calls dy is 1 in
-    column 0, where v alternates between 2 and -1. So dP of a pair is 2 or -1, depending on its key, and delta is the
-    mean of dP over the visible keys, between 0.5 and 2. So dZ is never small, but it is 0 for a query that sees only
-    one key.
+    dq and dk show dZ, the gradient of the masked scores, which is 0 for hidden pairs. It must not be small for visible
+    pairs. Therefore dy is 1 in column 0 in the last two calls, where v alternates between 2 and -1. Then dP = dy v^T is
+    2 or -1 for a pair, depending on its key, and delta, the mean of dP over the visible keys, is between 0.5 and 2. dZ
+    is still 0 for a query that sees only one key.
     """
     id = f"probe/gradient-pattern/long-{mask}-{layout}-w{workers}-d{width}-{dtype}"
     name, tokens = f"long-gradient-{mask}-w{workers}-d{width}", workers * BLOCK
@@ -100,7 +103,7 @@ def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: st
 
 
 def sizes_of(workers: int, width: int) -> dict[str, Any]:
-    """Return sizes with enough heads that each key has a column."""
+    """Return sizes that give each key its own column in some head."""
     return {"S": workers * BLOCK, "D": width, "H": workers * BLOCK // width}
 
 
@@ -110,7 +113,7 @@ def dealt_to_heads(tokens: int, width: int) -> TensorRecipe:
 
 
 def side_by_side(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Reshape [B, H, S, d] to one head [B, 1, S, H * d].
+    """Put the columns of all heads side by side: [B, H, S, d] becomes one head [B, 1, S, H * d].
 
     >>> side_by_side(np.arange(8.0).reshape(1, 2, 2, 2)).tolist()
     [[[[0.0, 1.0, 4.0, 5.0], [2.0, 3.0, 6.0, 7.0]]]]
@@ -120,7 +123,7 @@ def side_by_side(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def others(dtype: str) -> Iterator[RunCase]:
-    """Yield the probes that read no pattern: two workers, D = 128, causal."""
+    """Yield the probes that read no pattern, with two workers, D = 128 and a causal mask."""
     sizes: dict[str, Any] = {"S": 2 * BLOCK, "D": 128, "causal": True}
     one_head = sizes | {"H": 1}
     forward = drawn("long-isolation", dtype, backward=False, **one_head)

@@ -1,4 +1,4 @@
-"""The merge property: the results for three blocks of keys merge to attention over all keys."""
+"""A case that computes three blocks of keys separately, and checks that they merge to attention over all keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def merge_cases() -> Iterator[RunCase]:
 
 
 def blocks_merged(id: str, dtype: str) -> RunCase:
-    """Make a case of three block calls, whose results are merged in float64, and a merge of correct parts."""
+    """Make a case of three block calls and one merge call.
+
+    The results of the block calls are merged in float64. The merge call gets correct partial results.
+    """
     whole = drawn("blocks-merged", dtype, backward=False, Sq=QUERIES, Sk=KEYS)
     blocks = [block_of(whole, f"{id}-block-{n}", n) for n in range(BLOCKS)]
 
@@ -69,7 +72,7 @@ def blocks_merged(id: str, dtype: str) -> RunCase:
 
 
 def block_of(whole: Case, id: str, n: int) -> Case:
-    """Make the block problem of all queries and the n-th part of the keys."""
+    """Make the problem of one block: all queries, and the ``n``-th part of the keys."""
     assert whole.shape is not None
     given = inputs_of(whole)
     keys = slice(n * QUERIES, (n + 1) * QUERIES)
@@ -90,7 +93,7 @@ def values(x: NDArray) -> TensorRecipe:
 
 
 def merge_of(blocks: Sequence[Case], id: str, dtype: str) -> Case:
-    """Make a merge of the blocks' correctly rounded results."""
+    """Make a merge of the correctly rounded results of the blocks."""
     assert blocks[0].formats is not None
     parts = {}
     for name, storage in (("o", "outputs"), ("lse", "statistics")):
@@ -103,7 +106,10 @@ def merge_of(blocks: Sequence[Case], id: str, dtype: str) -> Case:
 
 
 def merges_to(whole: Case, seen: Seen) -> str:
-    """Merge the results of the blocks in float64; return '' if they merge to those of ``whole``, else what is wrong."""
+    """Merge the results of the blocks in float64, and compare with ``whole``, attention over all keys.
+
+    Returns a message that says what is wrong, or '' if nothing is.
+    """
     truth = tensors_of(whole)
     if any("lse" not in output for output in seen.outputs[:BLOCKS]):
         return ""
@@ -131,7 +137,7 @@ def merges_to(whole: Case, seen: Seen) -> str:
 
 
 def noise(seen: Seen, name: str) -> NDArray[np.float64]:
-    """Return [blocks, B, H, S]: the bound of each row of each block."""
+    """Return [blocks, B, H, S]: the error bound of each row of each block."""
     rows = []
     for case, call in zip(seen.cases[:BLOCKS], seen.calls[:BLOCKS], strict=True):
         bounds = bounds_of(seen.claims, call)

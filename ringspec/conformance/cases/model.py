@@ -20,10 +20,10 @@ Outputs = Mapping[str, PerWorker]
 class Judgement:
     """The verdict of a case on the results of its calls, with the reasons for it.
 
-    ``passed``: the verdict. ``findings``: the comparison of each tensor with the truth. ``message``: what is wrong, in
-    one or two sentences; if empty, the report describes the findings. ``picture``: the attention pattern if a probe
-    read it, {"expected": 2-D list, "got": 2-D list}. ``noise``: the outcome of the statistical tests
-    (:class:`ringspec.conformance.judge.noise.Examined`) as plain data.
+    ``passed``: the verdict. ``findings``: the comparison of each tensor with the correct values. ``message``: what is
+    wrong, in one or two sentences; if empty, the report describes the findings. ``picture``: the attention pattern, if
+    the case reads it from the results: {"expected": 2-D list, "got": 2-D list}. ``noise``: the outcome of the
+    statistical tests (:class:`ringspec.conformance.judge.noise.Examined`) as plain data.
     """
 
     passed: bool
@@ -41,13 +41,15 @@ Judge = Callable[[Capabilities, Sequence[Call], Sequence[Outputs]], Judgement]
 class RunCase:
     """One case. Its id never changes and its inputs are fixed.
 
-    ``reason``: the purpose of the case. ``needs``: the claims that it requires of a target. ``truth``: what its results
-    are compared with, such as 'exact'. ``flags``: the known bugs that it detects. ``rules``: the rules that it tests.
+    The target is the program under test, and its claims say what it supports. ``reason``: the purpose of the case.
+    ``needs``: the claims that it requires of a target. ``truth``: what its results are compared with, such as 'exact'.
+    ``flags``: the known bugs that it detects. ``rules``: the rules of the specification that it tests.
 
     ``make(claims)`` returns the calls, which run in this order. ``judge(claims, calls, outputs)`` gets the results in
     the same order: for each expected tensor one array per worker, in axis order [B, H, n, d] and in its storage dtype.
-    An lse that the target hides is left out; an lse in base 2 is converted to base e, in float64. Missing tensors,
-    wrong shapes and dtypes, exceptions and changed inputs end the case before ``judge`` is called.
+    The lse is left out if the target does not return it, and converted to float64 and base e if the target returns it
+    in base 2. Missing tensors, wrong shapes and dtypes, exceptions and changed inputs end the case before ``judge`` is
+    called.
 
     ``claimed(claims)`` returns the reason why the case is not claimed, or None if it is; the default compares ``needs``
     with the claims. ``narrowed(claims)`` returns what the case needs if the target runs only a part of it; the default

@@ -1,14 +1,13 @@
 """Cases that test whether the errors of whole tensors are the rounding noise that the recipe predicts.
 
 A recipe says where a kernel rounds, and to which format. Each case is one problem of a few hundred tokens; the softmax
-is flat in some rows and peaked in others. Besides the bound of each row, the statistical tests of
-:mod:`ringspec.compare.statistics.tests` run on o, lse, dq, dk and dv: on the whole tensor and on its heads, workers,
-ring steps and other parts. A kernel that declares its recipe must show no more noise than predicted. For a kernel that
-declares none, only systematic errors raise an alarm.
+is flat in some rows and peaked in others. Each row must be within its error bound. In addition, the statistical tests
+of :mod:`ringspec.compare.statistics.tests` run on o, lse, dq, dk and dv: on each whole tensor and on its parts, such as
+heads, workers and ring steps. A kernel that declares its recipe must show no more noise than predicted. For a kernel
+that declares none, only systematic errors raise an alarm.
 
-The false-alarm rate of all noise cases of a run together is at most
-:data:`ringspec.compare.statistics.types.RATE` = 1e-9. Each case gets an equal part of this rate, divided among its
-tests.
+The probability that any noise case of a run raises a false alarm is at most
+:data:`ringspec.compare.statistics.types.RATE` = 1e-9. Each case gets an equal part of it, divided among its tests.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def problem(
     kv_heads: int | None = None,
     seed: int = 0,
 ) -> Case:
-    """Make a problem with inputs between -2 and 2; in 32 of 128 rows q is 4 times larger (a peaked softmax)."""
+    """Make a problem with inputs between -2 and 2. In 32 of 128 rows q is 4 times larger, so the softmax is peaked."""
     bits = BITS[dtype]
     draw: dict[str, Any] = {name: numbers(bits, 2 - bits) for name in ("k", "v", "dy")}
     peaked = tuple(times(PEAKED, None, None, (t, t + 32), None) for t in range(32, tokens, 128))
@@ -106,7 +105,7 @@ def problem(
 def noise_call(
     id: str, dtype: str, workers: int, layout: str = "contiguous", mask: str = "full", **sizes: int
 ) -> Call:
-    """Make the call of a noise problem without its case, for examples and measurements.
+    """Make only the call of a noise case, for examples and measurements.
 
     >>> noise_call("mine", "bf16", 4, "zigzag", "causal").worker("q", 0).shape
     (1, 2, 96, 64)
@@ -115,7 +114,7 @@ def noise_call(
 
 
 def noise_case(id: str, case: Case) -> RunCase:
-    """Make the noise case of one problem over its ring."""
+    """Make the noise case of one problem, which is already divided among the workers of a ring."""
 
     def claimed(claims: Capabilities) -> str | None:
         return why_not(claims, needs_of([case]) | {"passes": passes_for(case, claims)})
@@ -142,9 +141,9 @@ def noise_case(id: str, case: Case) -> RunCase:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The correct results and test inputs of a problem, which do not depend on its ring.
+    """What is known of a problem before any call; it does not depend on the ring.
 
-    ``dense``: correct results and row scales. ``question``: inputs of the noise tests.
+    ``dense``: correct results and row scales. ``question``: inputs of the statistical tests.
     """
 
     dense: Expected
@@ -153,7 +152,7 @@ class Known:
 
 @lru_cache(maxsize=4)
 def known(key: Keyed) -> Known:
-    """Compute the correct results and test inputs of a problem; its ring is ignored."""
+    """Compute the correct results and the inputs of the statistical tests for a problem."""
     call = call_of(dealt(key.case, key.case.id, 1), {})
     dense = expected_of(*arguments_of(key.case, inputs_of(key.case)), limit=0)
     return Known(dense, question_of(call, dense.values))
@@ -186,7 +185,7 @@ def judged(claims: Capabilities, case: Case, call: Call, outputs: Outputs) -> Ju
 
 
 def expected_tensors(dense: Expected, call: Call) -> dict[str, ExpectedTensor]:
-    """Return the truth of each result, divided among the workers."""
+    """Return the correct values of each result, divided among the workers."""
     assert call.index_q is not None and call.index_k is not None
     tables = Tables(call.index_q, call.index_k)
     values, scales = (per_worker(x, tables, 0.0) for x in (dense.values, dense.scale))

@@ -1,6 +1,8 @@
-"""Make the problem for one row of the table of feature pairs: lengths, positions, masks, features.
+"""Make the problem for one row of a table of feature pairs: lengths, positions, masks, features.
 
-:mod:`ringspec.conformance.cases.pair_rows` contains the table.
+:mod:`ringspec.conformance.cases.pair_rows` contains the table. Each row lists masks and features that occur together in
+one problem. One feature makes a query row empty: that query sees no key. All other queries see at least the key with
+their own index.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ HEAD_DIMS = (6, 12, 10, 3, 5, 7, 24, 48, 96, 20, 40, 80, 32, 128, 8, 64, 16, 4)
 
 @dataclass(frozen=True)
 class Sizes:
-    """The lengths and positions of queries and keys, which let each query see the key with its own index."""
+    """The lengths and positions of queries and keys.
+
+    They are such that every mask can let each query see the key with its own index.
+    """
 
     queries: int
     keys: int
@@ -37,7 +42,7 @@ class Sizes:
 
 
 def case_of(one: Row, id: str, claims: Capabilities | None = None) -> Case:
-    """Make the problem of a row, with head dimensions and lengths within the limits of ``claims``."""
+    """Make the problem of a row, with head dimensions and lengths that the target claims to support."""
     limits = Capabilities() if claims is None else claims
     sizes = sizes_of(one, limits)
     given: dict[str, Any] = masks_of(one, sizes) | features_of(one, sizes)
@@ -78,7 +83,7 @@ def sizes_of(one: Row, claims: Capabilities) -> Sizes:
 
 
 def offset_of(one: Row, queries: int, keys: int) -> int:
-    """Return q_offset; if query rows must be empty and no other mask can do it, the offset makes them empty."""
+    """Return q_offset. If query rows must be empty and no mask can do that alone, the offset makes them empty."""
     if "q-offset" not in one.features:
         return 0
     if "empty-rows" not in one.features or emptied_by(one) is not None:
@@ -89,7 +94,7 @@ def offset_of(one: Row, queries: int, keys: int) -> int:
 
 
 def emptied_by(one: Row) -> str | None:
-    """Return the first mask term that can empty a query row at any positions; None if there is none."""
+    """Return the first mask term of the row that can empty a query row, whatever the positions; else None."""
     return next((name for name in EMPTYING if name in one.masks), None)
 
 
@@ -105,7 +110,7 @@ def ring_of(one: Row, sizes: Sizes) -> Ring:
 
 
 def table(length: int, workers: int, padded: bool) -> tuple[tuple[int, ...], ...]:
-    """Return an irregular layout table; if ``padded``, one slot of each worker holds no token."""
+    """Return an irregular layout table [W, n]; if ``padded``, one entry of each row is -1, which means no token."""
     rows = shuffled(length, workers)
     if not padded:
         return rows
@@ -114,7 +119,7 @@ def table(length: int, workers: int, padded: bool) -> tuple[tuple[int, ...], ...
 
 
 def masks_of(one: Row, sizes: Sizes) -> dict[str, Any]:
-    """Return terms and tensors of the mask; each query sees the key with its own index, except in empty rows."""
+    """Return the terms and tensors of the masks that the row lists."""
     empties = emptied_by(one) if "empty-rows" in one.features else None
     made: dict[str, Callable[[bool], dict[str, Any]]] = {
         "causal": lambda empty: {"causal": True},
@@ -132,7 +137,11 @@ def masks_of(one: Row, sizes: Sizes) -> dict[str, Any]:
 
 
 def documents(one: Row, sizes: Sizes, empty: bool) -> dict[str, Any]:
-    """Return the boundaries of three documents, or of two halves if the layout needs documents of whole chunks."""
+    """Return the boundaries of three documents, or of two halves.
+
+    The layout 'zigzag_per_document' needs halves, unless its blocks are padded. If ``empty``, the last tokens belong to
+    no document.
+    """
     if one.layout == "zigzag_per_document" and "padding-slots" not in one.features:
         half = sizes.queries // 2
         if empty:  # tokens after the last document belong to none
@@ -143,7 +152,7 @@ def documents(one: Row, sizes: Sizes, empty: bool) -> dict[str, Any]:
 
 
 def segments(sizes: Sizes, empty: bool) -> dict[str, Any]:
-    """Return the segment ids of tokens, which alternate between three segments; an empty row has id -1."""
+    """Return segment ids of the tokens, from three segments in turn; the token of an empty row has id -1."""
     rows = [t // 2 % 3 for t in range(sizes.queries)]
     if empty:
         rows[1] = -1
@@ -195,7 +204,10 @@ def features_of(one: Row, sizes: Sizes) -> dict[str, Any]:
 
 
 def hidden_pairs(one: Row, sizes: Sizes) -> tuple[Patch, ...]:
-    """Return where the bias is -inf: at the previous key of every third query, and everywhere in an empty row."""
+    """Return where the bias is -inf: for every third query at the key before its own.
+
+    If the bias is to make a row empty, it is also -inf in that whole row.
+    """
     if "bias-minus-infinity" not in one.masks:
         return ()
     hidden = [put(-math.inf, 0, None, i, i - 1) for i in range(1, sizes.queries, 3)]

@@ -1,4 +1,8 @@
-"""The table of :mod:`ringspec.conformance.cases.pairs`, and how each row is fitted to a target's claims."""
+"""A table of problems that combine features, and how each row is fitted to what a target claims.
+
+:mod:`ringspec.conformance.cases.pairs` makes a case from each row. A target is the program under test; its claims say
+what it supports.
+"""
 
 from __future__ import annotations
 
@@ -96,8 +100,8 @@ ROWS = tuple(row_from(line) for line in TABLE.strip().splitlines())
 def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
     """Fit a row to claims: drop unclaimed masks and features, replace other unclaimed values by claimed ones.
 
-    ``number``: the number of the row, which selects one of several claimed values. Returns None if the target claims no
-    ring of 1 to 8 workers.
+    ``number``: the number of the row, by which one of several claimed values is chosen. Returns None for a row with a
+    ring if the target claims no ring of 1 to 8 workers.
 
     >>> claims = Capabilities(layouts=("zigzag",), workers=(2,), features=("sinks",))
     >>> made = row_from("ring 4 striped q -1 bfloat16 2 | causal window | sinks dlse")
@@ -130,14 +134,17 @@ def fitted_row(one: Row, claims: Capabilities, number: int) -> Row | None:
 
 
 def kept(value: Any, claimed: Sequence[Any] | None, number: int) -> Any:
-    """Return ``value`` if it is claimed, else the claimed value that ``number`` selects; None claims all values."""
+    """Return ``value`` if it is claimed, else the claimed value that ``number`` selects.
+
+    ``claimed``: the claimed values; None: all.
+    """
     if claimed is None or value in claimed or not claimed:
         return value
     return claimed[number % len(claimed)]
 
 
 def operation_for(one: Row, claims: Capabilities, number: int) -> str:
-    """Return the operation of a row; a ring becomes a block if the target claims only blocks."""
+    """Return the operation of a row; a ring becomes a block if the target claims blocks and no rings."""
     blocks = [name for name in ("block-forward", "block-backward") if name in claims.operations]
     rings = any(name.startswith("ring-") for name in claims.operations)
     if one.operation == "ring" and not rings and blocks:
@@ -146,7 +153,10 @@ def operation_for(one: Row, claims: Capabilities, number: int) -> str:
 
 
 def with_terms(one: Row, claims: Capabilities) -> Row:
-    """Limit a row to claimed masks and features, and add a claimed mask if a feature has no effect without a mask."""
+    """Limit a row to claimed masks and features.
+
+    If a feature of the row has no effect without a mask, a claimed mask is added.
+    """
     ring = one.operation == "ring"
     masks = {name for name in one.masks if name in claims.masks}
     if claims.only_causal:

@@ -1,13 +1,14 @@
-"""Pairs of features: small problems, so that any two claims that can occur together are tested together.
+"""Pairs of features: small problems that test any two features together, if a problem can have both.
 
 The rows of :mod:`ringspec.conformance.cases.pair_rows` are a covering array. Take any two values of operation, layout,
-circulation, direction, number of workers, format, head ratio, mask terms and features that can occur in one problem:
-then a golden case or a row has both values, and each of the two values changes the result.
+circulation (what travels), direction, number of workers, format, head ratio (H / Hkv), mask terms and features that can
+occur in one problem. Then a golden case or a row has both values, and each of them changes the result.
 tests/conformance/test_pairs.py verifies this.
 
-If a target does not claim a value of a row, the row runs without this value or with a claimed value instead. Claimed
-values stay, so the rows cover all pairs of values that a target claims. The default scale of these problems is never a
-power of two, because a missing scale would then look like other bugs that are wrong by a factor of 2.
+If a target, the program under test, does not claim to support a value of a row, the row runs without this value or with
+a claimed value instead. Claimed values stay, so the rows cover all pairs of values that a target claims. The default
+scale of these problems is never a power of two. If it were, a missing scale could look like another bug, which is wrong
+by a factor of 2.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def pair_case(id: str, number: int) -> RunCase:
 
 
 def call_for(case: Case, claims: Capabilities) -> Call:
-    """Make the call of a case with its circulation and direction, and the claimed passes."""
+    """Make the call of a case, with the circulation and direction of its row, for all claimed passes."""
     tensors = tensors_of(case)
     return with_claimed_passes(call_of(case, tensors), case, claims, lambda: tensors)
 
@@ -88,7 +89,7 @@ def fitted_case(number: int, claims: Capabilities) -> Case | None:
 
 @lru_cache(maxsize=1024)
 def is_repeated(number: int, claims: Capabilities) -> bool:
-    """Tell whether an earlier row gives the same problem with these claims."""
+    """Tell whether an earlier row, fitted to the same claims, gives the same problem."""
     own = fitted_row(ROWS[number], claims, number)
     earlier = (fitted_row(ROWS[n], claims, n) for n in range(number))
     return any(one == own for one in earlier)

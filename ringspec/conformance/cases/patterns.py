@@ -1,8 +1,9 @@
-"""Probes that read back the attention pattern of the forward and of the backward pass.
+"""Probes that read the attention pattern of the forward and of the backward pass from the results.
 
+A probe is a case with inputs so simple that a failure shows its cause; the pattern says which keys each query sees.
 With zero queries every visible key has the same weight, and one-hot values write that weight into the column of the
-key: o *is* the attention pattern. In the backward pass, one-hot dy makes dv the pattern. One-hot keys write dZ (the
-gradient of the masked scores) to dq, and one-hot queries write dZ to dk.
+key. So o *is* the attention pattern, divided by its row sums. In the backward pass, one-hot dy makes dv the transposed
+pattern. One-hot keys write dZ (the gradient of the masked scores) to dq, and one-hot queries write it to dk.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def one_hot(tokens: int = TOKENS) -> TensorRecipe:
 
 
 def grid() -> Iterator[tuple[str, str, int, str]]:
-    """Yield (mask, dtype, workers, layout) of each pattern case; consecutive cases share the cached truth."""
+    """Yield (mask, dtype, workers, layout) of each pattern case.
+
+    Cases with the same correct results follow each other, because these results are cached.
+    """
     for mask in MASKS:
         for dtype in USUAL_DTYPES if mask in IN_FEW_RINGS else DTYPES:
             every = dtype in USUAL_DTYPES and mask not in IN_FEW_RINGS
@@ -93,7 +97,10 @@ def pattern_cases() -> Iterator[RunCase]:
 
 
 def gradient_pattern_cases() -> Iterator[RunCase]:
-    """Yield cases of two calls: with q = 0, dv shows the pattern and dq shows dZ; with k = 0, dk shows dZ."""
+    """Yield cases of two calls that read the pattern of the backward pass.
+
+    In the first call q is 0: dv shows the pattern, and dq shows dZ. In the second call k is 0: dk shows dZ.
+    """
     ones, zero = one_hot(), constant(0.0)
     for mask, dtype, workers, layout in grid():
         id = f"probe/gradient-pattern/{mask}-{word(layout)}-w{workers}-{dtype}"
@@ -115,7 +122,7 @@ def gradient_pattern_cases() -> Iterator[RunCase]:
 
 
 def block_cases() -> Iterator[RunCase]:
-    """Yield cases of only the diagonal block: forward, and backward from a given lse and delta."""
+    """Yield cases of one causal block: forward, and backward from a given lse and delta."""
     counts = np.arange(1, TOKENS + 1)
     rows = {"lse": np.log(counts).astype(np.float32), "delta": (1 / counts).astype(np.float32)}
     given = {
@@ -142,14 +149,15 @@ def block_cases() -> Iterator[RunCase]:
 
 
 def word(layout: str) -> str:
-    """Return the name of a layout as case ids spell it."""
+    """Return the name of a layout as it is written in case ids."""
     return layout.replace("_", "-")
 
 
 class Reads:
-    """Finds the first tensor, in all calls, that shows an unexpected pattern.
+    """Finds the first tensor, in all calls of a case, that shows an unexpected pattern.
 
-    ``names``: the tensors to read, for each call. ``join`` combines the heads over which a pattern is distributed.
+    ``names``: the tensors to read, for each call. ``join``: how to join the heads, if a pattern is distributed over
+    them.
     """
 
     def __init__(self, *names: tuple[str, ...], join: Join = np.asarray) -> None:
@@ -168,7 +176,10 @@ class Reads:
 def read(
     name: str, tensors: Tensors, shards: Sequence[NDArray], join: Join
 ) -> tuple[str, dict[str, Any] | None]:
-    """Compare the pattern of one tensor; return message and picture, or ('', None) if it is as expected."""
+    """Compare the pattern in one tensor with the expected one.
+
+    Returns a message and a picture, or ('', None) if the pattern is as expected.
+    """
     tables = tables_of(tensors)
     rows, columns = (tables[side] for side in ("qk" if side_of(name) == "q" else "kq"))
     want = tensors[f"out.{name}.float64"]

@@ -1,7 +1,7 @@
 """Exact probes: inputs so simple that the correct results are known in advance and a failure shows its cause.
 
-Probes read back the attention pattern (``patterns``), change inputs on which a result does not depend
-(``invariance``), or have results in closed form (``closed_form``). Some are repeated with 128 tokens per worker
+Some probes read the attention pattern from the results (``patterns``). Others change inputs on which a result does not
+depend (``invariance``), or have results in closed form (``closed_form``). Some are repeated with 128 tokens per worker
 (``long_blocks``).
 """
 
@@ -24,7 +24,7 @@ SMOKE = (
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """Return the probes of a profile in the order of a run: a few in 'smoke', all in other profiles.
+    """Return the probes of a profile in the order of a run; 'smoke' has only a few of them.
 
     >>> made = cases()
     >>> made[0].id, len({case.id for case in made}) == len(made)

@@ -1,7 +1,8 @@
-"""Small problems for probes, properties and special cases, each used in many rings.
+"""Small problems for several kinds of cases, each used in many rings.
 
-Results of attention do not depend on the ring, so one evaluation in exact arithmetic serves all layouts and numbers of
-workers.
+A ring is a number of workers and a layout. Results of attention do not depend on the ring, so they are computed once,
+in exact arithmetic, for all rings. In this module a problem is a :class:`~ringspec.vectors.format.case.Case`. A target
+is the program under test; its claims say what it supports.
 """
 
 from __future__ import annotations
@@ -62,15 +63,15 @@ FEW_RINGS = ((1, "contiguous"), (2, "contiguous"), (3, "striped"), (4, "zigzag")
 
 
 def few_rings(dtype: str) -> tuple[tuple[int, str], ...]:
-    """Return (workers, layout) of the rings in which a probe runs: four in the usual formats, two in others."""
+    """Return a few rings as (workers, layout): four for bfloat16 and float32, two for other formats."""
     return FEW_RINGS if dtype in USUAL_DTYPES else FEW_RINGS[1::2]
 
 
 def drawn(name: str, dtype: str, *, backward: bool = True, **rest: Any) -> Case:
-    """Make a problem without a ring, by default with S = 48 and D = Dv = 64.
+    """Make a problem that is not divided among workers yet, by default with S = 48 and D = Dv = 64.
 
-    Its inputs depend only on ``name``; they are numbers of six bits, which every format holds. Keywords are
-    those of ``ringspec.vectors.catalogue.build.case``.
+    Its inputs depend only on ``name``; they are numbers of six bits, which every format holds. Keywords are those of
+    ``ringspec.vectors.catalogue.build.case``.
 
     >>> drawn("example", "f32", causal=True).requires["masks"]
     ('causal',)
@@ -85,7 +86,7 @@ def drawn(name: str, dtype: str, *, backward: bool = True, **rest: Any) -> Case:
 
 
 def dealt(case: Case, id: str, workers: int, layout: str = "contiguous") -> Case:
-    """Distribute a problem over a ring; for the layout 'table' the tokens are shuffled."""
+    """Divide a problem among the workers of a ring; the layout 'table' is that of :func:`shuffled`."""
     assert case.shape is not None
     if layout == "table":
         return with_table(case, id, shuffled(case.shape.Sq, workers))
@@ -93,7 +94,7 @@ def dealt(case: Case, id: str, workers: int, layout: str = "contiguous") -> Case
 
 
 def with_table(case: Case, id: str, table: tuple[tuple[int, ...], ...]) -> Case:
-    """Distribute a problem over a ring with one worker for each row of a layout table."""
+    """Divide a problem among workers by a layout table, which has the tokens of worker r in row r."""
     return over(case, id, Ring(len(table), "table", table_q=table, table_k=table))
 
 
@@ -103,7 +104,7 @@ def over(case: Case, id: str, ring: Ring) -> Case:
 
 
 def shuffled(length: int, workers: int) -> tuple[tuple[int, ...], ...]:
-    """Return a layout table in which neighbouring tokens are on different workers.
+    """Return a layout table [W, n] in which a worker's tokens follow each other in steps of 5, modulo ``length``.
 
     >>> shuffled(6, 2)
     ((0, 5, 4), (3, 2, 1))
@@ -128,23 +129,25 @@ class Keyed:
 
 
 def tensors_of(case: Case) -> Tensors:
-    """Return the ``in``, ``layout``, ``position``, ``out`` and ``scale`` tensors of a case, cached."""
+    """Return the tensors of a problem, cached.
+
+    Their names begin with ``in``, ``layout``, ``position``, ``out`` (correct results) and ``scale`` (row scales).
+    """
     return evaluated(Keyed(case))
 
 
 @lru_cache(maxsize=24)
 def evaluated(key: Keyed) -> Tensors:
-    """Compute the tensors of a case; rings with the same problem share one evaluation."""
+    """Compute the tensors of a problem; all rings with the same problem share its correct results."""
     case = key.case
     truth = truth_of(problem_of(case)) if case.operation == "ring" else None
     return tensors_of_case(case, truth=truth)
 
 
 def problem_of(case: Case) -> Keyed:
-    """Remove formats and ring from a case, because its exact results do not depend on them.
+    """Remove formats and ring from a problem, because its exact results do not depend on them.
 
-    If a problem has sinks or a bias, the ring stays, because each worker returns a part of the gradients of sinks and
-    bias.
+    With sinks or a bias the ring stays, because each worker returns its part of the gradients of sinks and bias.
     """
     exact = CaseFormats("float64", "float64", "float64")
     bare = dataclasses.replace(case, id="", requires={}, formats=exact)
@@ -155,13 +158,13 @@ def problem_of(case: Case) -> Keyed:
 
 @lru_cache(maxsize=24)
 def truth_of(key: Keyed) -> Truth:
-    """Compute results in global order, correctly rounded to every format, and their row scales."""
+    """Compute the correct results in global order, rounded to every format, and their row scales."""
     asked = arguments_of(key.case, inputs_of(key.case))
     return attention(*asked, Wanted(FORMATS, STATISTICS, scales=True))
 
 
 def tables_of(tensors: Tensors) -> Tensors:
-    """Return the layout tables 'q' and 'k', int64 [W, n]; for a case without a ring, W = 1."""
+    """Return the layout tables of 'q' and 'k', int64 [W, n]; W = 1 if the problem is not divided among workers."""
     if "layout.q" in tensors:
         return {"q": tensors["layout.q"], "k": tensors["layout.k"]}
     q, k = tensors["in.q"], tensors["in.k"]
@@ -175,7 +178,7 @@ def side_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """All calls of one case with their results, in order, and the claims of the target."""
+    """The problems of one case, their calls and their results, all in the same order, and the claims of the target."""
 
     claims: Capabilities
     cases: tuple[Case, ...]
@@ -196,10 +199,10 @@ def run_case(
     only_backward: bool = False,
     **rest: Any,
 ) -> RunCase:
-    """Make one case of a run from one or several problems, each compared with its own truth.
+    """Make one case from one or several problems; the results of each are compared with its own correct results.
 
-    A target is called for the passes that it claims; with ``only_backward``, a target claims the case only if it claims
-    the backward pass. Circulation and direction are any that the target claims, because no result depends on them.
+    A target is called for the passes that it claims; with ``only_backward``, it claims the case only if it claims the
+    backward pass. The ring has a circulation and a direction that the target claims, because no result depends on them.
     """
     needs = needs_of(cases)
 
@@ -219,7 +222,7 @@ def run_case(
 
 
 def judged(seen: Seen, look: Look | None = None) -> Judgement:
-    """Compare each result with its own truth, then apply the check ``look`` to all results."""
+    """Compare the results of each problem with its correct results, then apply the check ``look`` to all results."""
     findings: list[Finding] = []
     for case, call, output in zip(seen.cases, seen.calls, seen.outputs, strict=True):
         findings += compared(seen.claims, case, tensors_of(case), call, output)
@@ -229,7 +232,7 @@ def judged(seen: Seen, look: Look | None = None) -> Judgement:
 
 
 def judged_each(name: Callable[[Case, Call], str], seen: Seen) -> Judgement:
-    """Compare each result with its own truth; the message describes the first failing call.
+    """Compare the results of each problem with its correct results; the message describes the first wrong one.
 
     ``name(case, call)``: how the message begins, such as "With causal True" or "In bfloat16".
     """
@@ -244,7 +247,7 @@ def judged_each(name: Callable[[Case, Call], str], seen: Seen) -> Judgement:
 
 
 def call_for(claims: Capabilities, case: Case) -> Call:
-    """Make the call of a case, with passes, circulation and direction that the target claims."""
+    """Make the call of a problem, with passes, circulation and direction that the target claims."""
     tensors = tensors_of(case)
     call = call_of(case, tensors)
     if case.operation == "ring":
@@ -253,7 +256,7 @@ def call_for(claims: Capabilities, case: Case) -> Call:
 
 
 def needs_of(cases: Sequence[Case]) -> dict[str, Any]:
-    """Return what ``cases`` need together; their needs may differ only in masks and features."""
+    """Return what the problems need together; their needs may differ only in masks and features."""
     needs = dict(cases[0].requires)
     for name in ("circulation", "direction"):
         needs.pop(name, None)

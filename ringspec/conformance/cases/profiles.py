@@ -22,10 +22,11 @@ __all__ = ["run_cases"]
 def run_cases(profile: str = "core") -> list[RunCase]:
     """Return all cases of a profile, 'smoke', 'core', 'full', 'seeds', 'noise' or 'sharp', in their order.
 
-    Readouts (rings whose results show the weight of each pair of tokens) come first, because they say most about a
-    fault. Exact probes, golden vectors, properties, pairs and edges follow. Except in 'smoke', the noise cases come
-    last. 'noise' has only the noise cases, 'seeds' only random inputs, 'sharp' only larger noise cases, of which a run
-    with ``--sharp`` adds one. Raises OptionError for another name.
+    Readouts come first, because they say most about a fault: their results show the weight of each query and key.
+    Probes (cases with very simple inputs), golden vectors, properties, pairs of features and edges follow. Noise cases,
+    which test the statistics of rounding errors, come last; 'smoke' has none. 'noise' has only the noise cases, and
+    'seeds' only random inputs. 'sharp' has only larger noise cases; a run with ``--sharp`` adds one of them. Raises
+    OptionError for another name.
     """
     check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":

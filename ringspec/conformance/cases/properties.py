@@ -1,7 +1,8 @@
-"""Properties: relations between several results of one target.
+"""Properties: relations between several results of one target, the program under test.
 
-The results of one problem must agree over different rings and layouts, gradients must be linear in dy, and merged
-blocks must give attention over all keys. Inputs are fixed. Each result is also compared with its own truth.
+The results of one problem must agree over different rings (numbers of workers and layouts), gradients must be linear in
+dy, and merged blocks must give attention over all keys. Inputs are fixed. Each result is also compared with its own
+correct values.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ WORKER_PROBLEMS = (
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """Return the properties and special values of a profile; 'smoke' has only rings of three workers or more.
+    """Return the properties of a profile, followed by the cases of special values.
+
+    'smoke' has only properties of rings of at least three workers.
 
     >>> [case.id for case in cases()][:2]
     ['property/rings/full-bf16', 'property/rings/full-f32']
@@ -69,7 +72,7 @@ def cases(profile: str = "core") -> list[RunCase]:
 
 
 def ring_cases() -> Iterator[RunCase]:
-    """Yield cases that run one problem over all claimed rings and layouts."""
+    """Yield cases that run one problem in every ring that the target claims to support."""
     for mask, terms in MASKS.items():
         for dtype in DTYPES:
             yield over_rings(f"property/rings/{mask}-{dtype}", f"rings-{mask}", dtype, terms)
@@ -90,7 +93,7 @@ def over_rings(id: str, name: str, dtype: str, terms: dict[str, Any]) -> RunCase
 
 
 def worker_cases() -> Iterator[RunCase]:
-    """Yield cases that run one problem over claimed rings of three workers or more."""
+    """Yield cases that run one problem in claimed rings of at least three workers."""
     for mask, layout in WORKER_PROBLEMS:
         for dtype in DTYPES:
             id = f"property/workers/{mask}-{layout}-{dtype}"
@@ -104,7 +107,7 @@ def worker_cases() -> Iterator[RunCase]:
 
 
 def worker_rings(id: str, mask: str, layout: str, dtype: str, claims: Capabilities) -> list[Case]:
-    """Distribute the problem over each of :func:`numbers_of_workers`."""
+    """Divide a problem among each of the :func:`numbers_of_workers`."""
     found = []
     for workers in numbers_of_workers(claims):
         tokens = tokens_for(workers, claims.tokens_multiple)
@@ -114,7 +117,9 @@ def worker_rings(id: str, mask: str, layout: str, dtype: str, claims: Capabiliti
 
 
 def numbers_of_workers(claims: Capabilities) -> tuple[int, ...]:
-    """Return the two smallest claimed W >= 3 and the largest W <= 8, except those that need too many tokens.
+    """Return the two smallest claimed W >= 3 and the largest W <= 8.
+
+    A number that needs too many tokens is left out.
 
     >>> numbers_of_workers(Capabilities(workers=(2, 4, 6, 8, 64)))
     (4, 6, 8)
@@ -128,13 +133,13 @@ def numbers_of_workers(claims: Capabilities) -> tuple[int, ...]:
 
 
 def tokens_for(workers: int, multiple: int) -> int:
-    """Return a length >= 24 such that the tokens of each worker are an even number and a multiple of ``multiple``."""
+    """Return a length of at least 24 that gives each worker an even number of tokens, divisible by ``multiple``."""
     step = workers * math.lcm(2, multiple)
     return step * -(-24 // step)
 
 
 def agree(seen: Seen) -> tuple[str, None]:
-    """Check that the results of each ring agree with those of the first ring, within the bounds of both."""
+    """Check that the results in each ring agree with those in the first ring, within the error bounds of both."""
     for call in range(1, len(seen.calls)):
         for name in seen.outputs[call]:
             rows = differs_in(seen, call, name).any(axis=(0, 1))
@@ -151,7 +156,10 @@ def ring_name(call: Call) -> str:
 
 
 def linearity_cases() -> Iterator[RunCase]:
-    """Yield cases that test that gradients are linear in dy: if dy and dy' give g and g', 2 dy + dy' gives 2 g + g'."""
+    """Yield cases that test that gradients are linear in dy.
+
+    If dy and dy' give the gradients g and g', then 2 dy + dy' must give 2 g + g'.
+    """
     for dtype in DTYPES:
         base = drawn("linearity", dtype, causal=True)
         assert base.shape is not None

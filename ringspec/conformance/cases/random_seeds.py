@@ -1,7 +1,7 @@
 """Profile ``seeds``: twelve problems with twenty seeds each, to test that a correct target never fails.
 
-A case runs its problem in every claimed input format, layout and number of workers (2, 3, 4); only two problems
-have float64 inputs. The 16-bit formats share inputs of 8 significant bits; float32 and float64 share inputs of 24.
+A case runs its problem in every claimed input format and layout, with 2, 3 and 4 workers; only two problems have
+float64 inputs. The 16-bit formats share inputs of 8 significant bits; float32 and float64 share inputs of 24.
 
 The seed also sets how peaked the softmax is (q is scaled by 2**-4 to 2**5, two seeds for each factor) and how large v
 and dy are. In seeds 10 to 19, one token each of q, k and v has far larger numbers than all others.
@@ -71,7 +71,7 @@ def cases() -> list[RunCase]:
 
 
 def case_of(problem: SeededProblem, seed: int) -> RunCase:
-    """Make the case of one problem and one seed, which runs in all claimed formats, layouts and rings."""
+    """Make the case of one problem and one seed, which runs in all claimed formats, layouts and numbers of workers."""
     id = f"seeded/{problem.name}/{seed:02}"
     every = list(variants(problem, seed, id))
     return case_of_rings(
@@ -85,7 +85,10 @@ def case_of(problem: SeededProblem, seed: int) -> RunCase:
 
 
 def variants(problem: SeededProblem, seed: int, id: str) -> Iterator[Case]:
-    """Yield the problem in each format over each ring; consecutive cases share the cached truth."""
+    """Yield the problem in each format, layout and number of workers.
+
+    Those with the same correct results follow each other, because these results are cached.
+    """
     for dtype in problem.dtypes:
         drawn_once = problem_in(problem, seed, dtype)
         for layout in problem.layouts:
@@ -105,7 +108,10 @@ def problem_in(problem: SeededProblem, seed: int, dtype: str) -> Case:
 
 
 def outliers(problem: SeededProblem, seed: int) -> dict[str, tuple[Patch, ...]]:
-    """Make patches that multiply one token of q and of k by 4, and one of v by 16; none before seed 10."""
+    """Return changes that multiply one token of q and one of k by 4, and one of v by 16.
+
+    Seeds below 10 have no such changes.
+    """
     if seed < 10:
         return {}
     tokens = problem.sizes["S"]
@@ -116,5 +122,5 @@ def outliers(problem: SeededProblem, seed: int) -> dict[str, tuple[Patch, ...]]:
 
 
 def ring_name(case: Case, call: Call) -> str:
-    """Describe the format and the ring of a call, for a message."""
+    """Describe the format, the number of workers and the layout of a call, for a message."""
     return f"In {call.formats['inputs']}, {call.layout}, {call.workers} workers"

@@ -1,8 +1,9 @@
-"""Readouts: rings whose results show the weight of each pair of tokens, so that a failure can be explained.
+"""Readouts: cases whose results show the weight of each query and key, so that a failure can be explained.
 
-:mod:`ringspec.conformance.readout.pairs` defines the inputs of the first call and how its results are read. A second call
-with random inputs checks what was read. If a target does not claim the number of workers, head ratio or format of a
-ring, a claimed one is used instead.
+A readout makes two calls of the target, the program under test. The inputs of the first call are such that the weights
+can be read from its results (:mod:`ringspec.conformance.readout.pairs`). A second call with random inputs checks what
+was read. If the target does not claim the number of workers, head ratio or format of a readout, a claimed one is used
+instead.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SMOKE = SETTINGS[:3]
 
 
 def cases(profile: str = "core") -> list[RunCase]:
-    """Return one case for each readout ring; only the first three in 'smoke'."""
+    """Return the readouts; 'smoke' has only the first three."""
     return [case_of(setting) for setting in (SMOKE if profile == "smoke" else SETTINGS)]
 
 

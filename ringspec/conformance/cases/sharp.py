@@ -1,8 +1,8 @@
 """Noise cases with more tokens and heads, which detect smaller errors: for ``ringspec check --sharp``.
 
-The smallest detected error is inversely proportional to the square root of the number of elements. The time is
-proportional to the number of query-key pairs. More tokens add more pairs per element, more heads do not, so larger
-cases first get more heads.
+A noise case tests the statistics of rounding errors. The smallest error that it detects is inversely proportional to
+the square root of the number of elements. Its time is proportional to the number of query-key pairs. More tokens give
+more pairs per element and more heads do not, so a larger case first gets more heads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPE = "bf16"
 
 
 def cases() -> Iterator[RunCase]:
-    """Yield the cases of all rings and sizes.
+    """Yield the cases of all sizes; a size is a number of tokens and heads.
 
     >>> [case.id for case in cases()][:2]
     ['noise/causal-zigzag-w4-bf16-n512-h8', 'noise/causal-zigzag-w4-bf16-n512-h32']
@@ -38,12 +38,12 @@ def cases() -> Iterator[RunCase]:
 
 
 def base_id(mask: str, workers: int, layout: str) -> str:
-    """Return the id of the usual noise case in this ring, with which the ids of larger cases begin."""
+    """Return the id of the usual noise case with this mask, layout and number of workers."""
     return f"noise/{mask}-{layout}-w{workers}-{DTYPE}"
 
 
 def pairs_ratio(tokens: int, heads: int) -> float:
-    """Return how many times more pairs a size has than the usual noise case.
+    """Return how many times more query-key pairs a case of this size has than the usual noise case.
 
     >>> round(pairs_ratio(512, 8), 1)
     7.1
@@ -52,5 +52,5 @@ def pairs_ratio(tokens: int, heads: int) -> float:
 
 
 def elements_ratio(tokens: int, heads: int) -> float:
-    """Return how many times more elements of o a size has than the usual noise case."""
+    """Return how many times more elements of o a case of this size has than the usual noise case."""
     return heads * tokens / (HEADS * TOKENS)

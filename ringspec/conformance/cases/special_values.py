@@ -1,6 +1,7 @@
-"""Special values in rings: empty rows and workers, equal, low and high scores, garbage in padding.
+"""Special values: empty rows, workers without tokens, equal or extreme scores, garbage in padding.
 
-Each result is compared with the exact truth. Values that must be exactly 0 or -inf are compared exactly.
+An empty row is a query that sees no key. Each result is compared with the exact correct values. Values that must be
+exactly 0 or -inf are compared exactly.
 """
 
 from __future__ import annotations
@@ -128,7 +129,10 @@ MASKED_BLOCK = (
 
 
 def special_cases() -> Iterator[RunCase]:
-    """Yield all special cases; consecutive cases share the cached truth."""
+    """Yield all cases of special values.
+
+    Cases with the same correct results follow each other, because these results are cached.
+    """
     for name, (reason, what, rules, flags) in PROBLEMS.items():
         for dtype in USUAL_DTYPES if name == "garbage-in-padding" else DTYPES:
             problem = drawn(f"special-{name}", dtype, S=TOKENS, **what)
@@ -155,7 +159,7 @@ def masked_block(dtype: str) -> Iterator[RunCase]:
 
 
 def padded(dtype: str) -> Iterator[RunCase]:
-    """Yield a case in which a worker has no tokens, and one in which the last worker has padding slots."""
+    """Yield a case in which a worker has no tokens, and one in which the last worker's block is padded."""
     problem = drawn("special-padded", dtype, S=TOKENS, causal=True)
     for name, table in (("empty-worker", NOBODY_ON_1), ("padding-slots", LAST_SLOTS_EMPTY)):
         id = f"special/{name}/causal-w3-{dtype}"
@@ -182,7 +186,7 @@ def short(dtype: str) -> Iterator[RunCase]:
 
 
 def weights_sum_to_one(seen: Seen) -> tuple[str, None]:
-    """Check that column 0 of o, where v is 1, is 1 in every row."""
+    """Check that column 0 of o is 1 in every row. Column 0 of v is 1, so o is the sum of the weights there."""
     [case], [output], [call] = seen.cases, seen.outputs, seen.calls
     statistics = recipe_for(seen.claims, call.formats).statistics
     if "o" not in output or unit_roundoff(statistics) > COARSE:

@@ -1,6 +1,6 @@
 """Write the calls of cases to a folder, for a program on another machine.
 
-:mod:`ringspec.conformance.adapters.offline` describes the folder, and reads the results from it.
+:mod:`ringspec.conformance.adapters.offline` describes the folder, and reads the results that the program adds.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def write_cases(
 ) -> Written:
     """Write the calls of all ``cases`` that ``claims`` cover to the new folder ``directory``.
 
-    The folder contains no expected values. If writing fails, no folder is left. ``claims``: what the program on
-    the other machine supports, and its conventions; None: everything, in the conventions of the suite. ``profile`` and
-    ``only`` say by which profile and pattern ``cases`` were chosen; the folder stores them, so that a check of its
-    results runs the same cases. ``progress(done, total, id)`` is called after each case. Raises OptionError if the path
-    exists or its parent does not.
+    The folder contains no expected values. If writing fails, no folder is left. ``claims``: what the program on the
+    other machine supports, and its conventions; None: everything, in the conventions of the suite. ``profile`` and
+    ``only``: the profile and the patterns of ids that selected ``cases``. The folder stores them, so that a check of
+    its results runs the same cases. ``progress(done, total, id)`` is called after each case. Raises OptionError if the
+    path exists or its parent does not.
     """
     root, chosen = Path(directory), list(cases)
     said = claims or Claims(f"dir:{root.name}", EVERYTHING)
@@ -91,7 +91,7 @@ def write_cases(
 
 
 def named_calls(case: RunCase, claims: Capabilities) -> Iterator[tuple[str, Call]]:
-    """Yield the calls of a case in the target's conventions, each with the name of its folder."""
+    """Yield each call of a case, in the program's conventions, with the name of its folder."""
     for number, call in enumerate(case.make(claims)):
         yield (case.id if number == 0 else f"{case.id}.{number}"), as_seen(call, claims)
 

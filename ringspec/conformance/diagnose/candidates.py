@@ -1,8 +1,9 @@
-"""Run known bugs on the calls of a case, and measure how far the results are from those of the target.
+"""Run known bugs on the calls of a case, and measure how far their results are from those of the target.
 
-A suspect is a mutant (a known bug that can be run) or a variant of one (``guise``), run in one of the implementation
-variants that the specification permits (``way``). Two results agree if they differ by no more than rounding: see
-:mod:`~ringspec.conformance.diagnose.match`.
+The target is the program under test; a call is one request to it. A suspect is a known bug that the target may have. It
+is a mutant (a known bug that can be run) or another form of one (``guise``), run with choices that the specification
+leaves to an implementation (``way``), such as the order of merging. sigma is the size of a program's own rounding
+errors. Two results agree if they differ by no more than rounding; see :mod:`~ringspec.conformance.diagnose.match`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ KEY_TENSORS = ("dk", "dv")
 
 @dataclass(frozen=True)
 class Suspect:
-    """A mutant, or its variant ``guise`` if given, run in the permitted implementation variant ``way``."""
+    """A mutant, or its other form ``guise`` if given, run with the implementation choices ``way``."""
 
     mutant: Mutant
     guise: Guise | None = None
@@ -50,13 +51,13 @@ class Suspect:
         return f"{self.mutant.id} {self.told()}"
 
     def told(self) -> str:
-        """Describe the variant and the way; return '' for a mutant without variant in the usual way."""
+        """Describe ``guise`` and ``way`` in words; '' for the mutant itself with the usual choices."""
         words = "" if self.guise is None else self.guise.words
         return "; ".join(filter(None, (words, self.way.told())))
 
 
 class CannotRun(Exception):
-    """Raised if a suspect raises an exception, which is an error in ringspec and not in the target."""
+    """Raised if a suspect raises an exception. This is an error in ringspec and not in the target."""
 
     def __init__(self, suspect: Suspect, error: Exception) -> None:
         super().__init__(f"{suspect.mutant.id} ({type(error).__name__}: {error})")
@@ -64,7 +65,7 @@ class CannotRun(Exception):
 
 
 class View:
-    """One call with the target's results. Results of other programs for the call are computed once and kept."""
+    """One call with the target's results. Results of other programs for this call are computed once and kept."""
 
     def __init__(self, claims: Capabilities, call: Call, got: Outputs) -> None:
         self.call = call
@@ -83,8 +84,8 @@ class View:
     def of(self, suspect: Suspect | None, exact: bool = False) -> dict[str, list[Array]]:
         """Return the results of a suspect (None: the correct program) for this call.
 
-        The results are computed under the target's recipe and rounded to the formats of the call; if ``exact``, they
-        are float64. A suspect that does not apply to the call gives the correct program's results.
+        They are rounded as the target rounds, and stored in the formats of the call. If ``exact``, they are computed in
+        float64. If the bug cannot change a result of the call, they are those of the correct program.
         """
         suspect = self.shown(suspect)
         key = ("" if suspect is None else suspect.key, exact)
@@ -117,7 +118,7 @@ class View:
         return x[:, :, index[worker] >= 0]
 
     def pairs(self, ours: dict[str, list[Array]], name: str) -> PairsOfShards:
-        """Pair the target's array with ours for each worker, without padding; [] if some shapes differ."""
+        """Return (the target's array, the array in ``ours``) of each worker, without padding; [] if shapes differ."""
         found = []
         for worker, got in enumerate(self.got[name]):
             mine = ours[name][worker]
@@ -127,12 +128,15 @@ class View:
         return found
 
     def coarse(self, suspect: Suspect) -> float:
-        """Measure the distance in units of the correct program's noise, to choose the suspects to examine closely."""
+        """Return a rough distance of a suspect from the results, in units of the correct program's noise.
+
+        It serves to choose the suspects to examine closely.
+        """
         rms, _ = self.compared(self.of(suspect), self.noise(None))
         return sum(rms.values())
 
     def noise(self, suspect: Suspect | None) -> dict[str, list[Array]]:
-        """Return sigma of each row, by tensor and worker: the size of the program's own rounding errors."""
+        """Return sigma of each row, by tensor and worker, for a suspect (None: the correct program)."""
         suspect = self.shown(suspect)
         key = "" if suspect is None else suspect.key
         if key not in self.noises:
@@ -164,7 +168,11 @@ def run_right(call: Call, recipe: Recipe) -> Results:
 
 
 def row_noise(rounded: Sequence[Array], exact: Sequence[Array], unit: float) -> list[Array]:
-    """Return sigma of each row, one array per worker; the last axis has length 1, except for lse."""
+    """Return sigma of each row, from a program's rounded results and its float64 results.
+
+    The result is a list of one array per worker; the last axis has length 1, except for lse. ``unit``: unit roundoff of
+    the format of the results.
+    """
     squares = [finite_square(a, b) for a, b in zip(rounded, exact, strict=True)]
     count = sum(x.size for x in squares)
     pooled = POOLED * sum(float(x.sum()) for x in squares) / count if count else 0.0
@@ -186,10 +194,10 @@ def finite_square(a: Array, b: Array) -> Array:
 
 
 def standardised(got: Array, ours: Array, sigma: Array) -> Array:
-    """Return |got - ours| / sigma, at most CAP; return 0 where both are equal, or both are NaN or +inf.
+    """Return |got - ours| / sigma, at most :data:`CAP`; 0 where both are equal, or both are NaN or +inf.
 
-    +inf and NaN count as equal: which of them an overflow gives depends on the order of operations. -inf is different:
-    it is the lse of an empty row.
+    +inf and NaN count as equal, because the order of operations decides which of them an overflow gives. -inf is
+    different: it is the lse of an empty row.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         difference = np.abs(got - ours)

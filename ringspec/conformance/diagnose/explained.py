@@ -1,14 +1,16 @@
-"""Measure how much of the target's deviation from the correct program a suspect explains.
+"""Measure how much of the target's deviation from the correct program a known bug explains.
 
 The results of a rounding bug stay within the noise of the correct program, so the distance in units of noise cannot
 identify the bug. The rounding errors themselves can: every kernel with the bug makes the same errors, element by
-element. Let e = got - right and d = suspect - right, both under the recipe of the target. In each tensor::
+element. A suspect is a program with a known bug, which is run with the rounding that the target declares. Let got,
+right and suspect be the results of the target, of the correct program and of the suspect, and let e = got - right and d
+= suspect - right. In each tensor::
 
     slope = <e, d> / <d, d>                    1 if the results deviate as far as the suspect's
     share = <e, d>^2 / (<e, e> <d, d>)         the part of e that the suspect explains
 
-The correct program itself explains nothing. If the target uses different tiles or another order of merging, e has an
-additional part that is independent of d. Then the share falls, and the slope stays near 1.
+The correct program itself explains nothing, because its d is 0. A target with different tiles or another order of
+merging makes additional errors, which are independent of d. Then the share falls, and the slope stays near 1.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ SAME = 0.95  # two suspects that share this part of their deviations cannot be t
 class InTensor:
     """How much of one tensor's error a suspect explains: ``share`` and ``slope`` of ``elements`` numbers.
 
-    ``size``: mean square of e in units of the correct program's noise. ``touched``: whether the suspect changes
-    the tensor. ``extra``: rms error of the results divided by the correct program's; if the tensor is not touched and
-    ``extra`` exceeds ``most``, the tensor has another fault.
+    ``size``: mean square of e in units of the correct program's noise. ``touched``: whether the suspect changes the
+    tensor. ``extra``: rms error of the target's results divided by that of the correct program. A tensor that the
+    suspect does not change, but whose ``extra`` exceeds ``most``, has another fault.
     """
 
     share: float
@@ -53,7 +55,7 @@ class InTensor:
 
     @property
     def plain(self) -> bool:
-        """True unless this tensor shows that the suspect is not the bug of the target."""
+        """False if this tensor shows that the suspect is not the bug of the target."""
         if not self.touched:
             return self.extra <= self.most
         return self.share >= LEAST_SHARE and LEAST_SLOPE <= self.slope <= LARGEST_SLOPE
@@ -67,10 +69,10 @@ class Explained:
 
     @property
     def part(self) -> float:
-        """The fraction of the squared deviation, summed over the tensors, that the suspect explains.
+        """The fraction of the squared deviation e, summed over the tensors, that the suspect explains.
 
-        A tensor that the suspect does not change is left out, unless the tensor's error is clearly larger than with the
-        correct program.
+        A tensor that the suspect does not change counts only if its error is clearly larger than that of the correct
+        program.
         """
         counted = [one for one in self.tensors.values() if one.touched or not one.plain]
         whole = sum(one.size for one in counted)
@@ -79,7 +81,7 @@ class Explained:
 
     @property
     def enough(self) -> bool:
-        """True if the suspect explains the results and the correct program does not."""
+        """True if the suspect explains the deviation well enough to be the bug of the target."""
         touched = [one for one in self.tensors.values() if one.touched]
         return (
             all(one.plain for one in self.tensors.values())
@@ -91,8 +93,8 @@ class Explained:
 def explained(views: Sequence[View], suspect: Suspect, right: Suspect | None = None) -> Explained:
     """Measure how much of the results' deviation from ``right`` (None: the correct program) a suspect explains.
 
-    The suspect explains nothing if the results hold an infinity or NaN where ``right`` is finite, because rounding
-    cannot cause that.
+    If a result is infinite or NaN where ``right`` is finite, the suspect explains nothing, because rounding cannot
+    cause that.
     """
     if any(spoilt(view, right) for view in views):
         return Explained({})
@@ -122,7 +124,10 @@ def explained(views: Sequence[View], suspect: Suspect, right: Suspect | None = N
 def deviations(
     view: View, name: str, suspect: Suspect, right: Suspect | None
 ) -> tuple[Array, Array, Array]:
-    """Return got - right, suspect - right and right - float64, in units of the correct program's noise per row."""
+    """Return e = got - right, d = suspect - right, and right - float64, for one tensor.
+
+    All three are in units of the correct program's noise in the row.
+    """
     if name not in view.formats:
         return (np.zeros(0),) * 3
     base, exact, noise = view.of(right), view.of(None, exact=True), view.noise(None)
@@ -140,7 +145,7 @@ def deviations(
 
 
 def spoilt(view: View, right: Suspect | None) -> bool:
-    """Tell whether an element of the target's results is not finite although the element of ``right`` is."""
+    """Tell whether a result of the target is infinite or NaN where that of ``right`` is finite."""
     return any(
         bool((np.isfinite(ours) & ~np.isfinite(got)).any())
         for name in view.formats
@@ -149,7 +154,7 @@ def spoilt(view: View, right: Suspect | None) -> bool:
 
 
 def spread(noise: dict[str, list[Array]], like: dict[str, list[Array]]) -> dict[str, list[Array]]:
-    """Broadcast sigma of each row to the shapes of the tensors."""
+    """Broadcast the noise of each row to the shapes of the tensors in ``like``."""
     return {
         name: [np.broadcast_to(x, y.shape) for x, y in zip(noise[name], like[name], strict=True)]
         for name in like

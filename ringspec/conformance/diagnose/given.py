@@ -1,7 +1,7 @@
 """Diagnose a ring that was run outside the suite, for assertions in a project's own tests.
 
-The suite makes its calls from cases. Here a call is made from a checked problem and a layout, so that any
-results, not only those of a target, can be compared with the known bugs.
+The suite makes its calls from its cases. Here a call is made from a checked problem and a layout, so that the results
+of any program can be compared with those of the known bugs. A recipe says where a program rounds.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ def diagnosis_of(
 ) -> list[str]:
     """Return lines that name the known bug with the same ``outputs``, or else say where the outputs are wrong.
 
-    ``options``: keyword arguments of the problem, as arrays. ``outputs``: maps each name to a list of one array per
-    worker, in slot order; lse is natural. ``failing``: the names of the wrong outputs. No lines are returned if nothing
-    was found, if the problem is too large, or if no target can claim its input format.
+    ``tables``: the tokens of each worker. ``options``: keyword arguments of the problem, as arrays. ``outputs``: maps
+    each name to a list of one array per worker, in slot order; lse is natural. ``failing``: the names of the wrong
+    outputs. No lines are returned if nothing was found, if the problem is too large, or if the suite does not know the
+    input format.
 
     The circulation (whether keys or queries travel) is not known, so with a backward pass both are tried. If the
-    program of a known bug raises an exception, a line says that the diagnosis failed; nothing is raised, so the caller
-    can still report the mismatch.
+    diagnosis raises an exception, a line says so; the exception is not passed on, so that the caller can still report
+    the mismatch.
     """
     if recipe.inputs not in FORMATS or not set(failing) & set(outputs):
         return []
@@ -70,7 +71,7 @@ def diagnosis_of(
 
 
 def declared(recipe: Recipe) -> Any:
-    """Express a recipe as a target declares it: by name, or as changes to the recipe of the input format."""
+    """Return a recipe as a target declares it: its name, or its changes to the usual recipe of the input format."""
     if RECIPES.get(recipe.name) == recipe:
         return recipe.name
     base = RECIPES[RECIPE_OF_FORMAT[recipe.inputs]]
@@ -87,7 +88,7 @@ def call_of_problem(
     recipe: Recipe,
     options: Mapping[str, Any],
 ) -> Call:
-    """Make the call of a ring with the layout ``tables`` for a problem; with dy it includes the backward pass."""
+    """Make a ring call for a problem in the layout ``tables``; with dy it includes the backward pass."""
     index = layout_tensors(problem, tables)
     whole: dict[str, Any] = {name: getattr(problem, name) for name in ("q", "k", "v")}
     whole |= {} if upstream.dy is None else {"dy": upstream.dy}
@@ -117,7 +118,7 @@ def call_of_problem(
 
 
 def terms_of(problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain values of a call: ``scale``, and every option that differs from its default."""
+    """Return the options of a call that are not tensors: ``scale``, and all that differ from their default."""
     known = ("causal", "window", "softcap", "dropout_p", "dropout_seed")
     terms = {name: getattr(problem.terms, name) for name in known}
     terms |= {"q_offset": options.get("q_offset", 0)}

@@ -1,9 +1,9 @@
 """Say where a result is wrong: in which tensors, workers, heads and rows, and which block is missing.
 
-This needs no list of known bugs. An element is wrong if it is further from the truth than :data:`FAR` times its
-predicted rounding noise. A block is the queries of one worker with the keys of one worker. The truth determines what
-each block contributes to a result, and so the error that arises if the block is missing or counted twice. If a worker's
-error equals that error, the block is named.
+This needs no list of known bugs. An element is wrong if its distance from the truth (the correct result) exceeds
+:data:`FAR` times its predicted rounding noise. A block is all pairs of one worker's queries and one worker's keys. The
+truth determines what each block contributes to a result, and so the error that arises if the block is missing or
+counted twice. A block is named if this error equals the error of a worker.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def localise(
 ) -> list[str]:
     """Describe in sentences where the results ``got`` (global, float64) differ from the truth by more than noise.
 
-    ``sd``: predicted standard deviation of each element's error, by tensor. ``failing``: the tensors that
-    failed the case, by default all. Other tensors are never called wrong, however far they are from the truth.
+    ``question``: the problem with its correct results. ``geometry``: the owner of each token, and the order in which
+    blocks are added. ``sd``: predicted standard deviation of each element's error, by tensor. ``failing``: the tensors
+    that failed the case, by default all. Other tensors are never called wrong, however far they are from the truth.
     """
     found = [
         Wrong(name, wrong_rows(got[name], question.truth[name], sd[name]), owner_of(name, geometry))
@@ -75,7 +76,10 @@ def owner_of(name: str, geometry: Geometry) -> NDArray[np.int64]:
 
 
 def wrong_rows(got: Array, truth: Array, sd: Array) -> Booleans:
-    """Return bool [B, H, S]: True for rows with an element that is wrong by more than noise, or wrongly not finite."""
+    """Return bool [B, H, S]: True for rows with a wrong element.
+
+    An element is also wrong if it is NaN or infinite where the truth is finite.
+    """
     with np.errstate(invalid="ignore"):
         off = ~((got == truth) | (np.abs(got - truth) <= FAR * sd))
     return off.any(axis=3) if off.ndim == 4 else off
@@ -101,7 +105,7 @@ def described(wrong: Wrong, geometry: Geometry) -> str:
 
 
 def few(what: str, which: Booleans) -> list[str]:
-    """Return a list with 'head 1 of 4' or 'heads 1, 3 of 4'; an empty list if ``which`` is True for all.
+    """Return a list with 'head 1 of 4' or 'heads 1, 3 of 4'; an empty list if ``which`` is True everywhere.
 
     >>> few("head", np.array([False, True, False, True])), few("head", np.array([True, True]))
     (['heads 1, 3 of 4'], [])
@@ -114,7 +118,10 @@ def few(what: str, which: Booleans) -> list[str]:
 
 
 def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
-    """Say which rows of each worker are wrong, if these are not all rows and are the same for every worker."""
+    """Say which range of rows is wrong in each worker's block.
+
+    Nothing is said if the range differs between workers, or if it is the whole block.
+    """
     ranges = set()
     for r in range(workers):
         mine = np.flatnonzero(wrong.owner == r)
@@ -134,9 +141,9 @@ def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
 def blocks_that_count_wrongly(
     name: str, question: Question, geometry: Geometry, got: Array
 ) -> Iterator[str]:
-    """Yield a sentence for each block that is missing or counted twice, if this explains the error of a worker.
+    """Yield a sentence for each block that explains a worker's error, by being missing or counted twice.
 
-    If the error also fits a whole result that is missing or doubled, the sentence says so.
+    If a missing or doubled result of the whole worker would explain the error as well, the sentence says so.
     """
     if name == "lse":
         return
@@ -167,7 +174,7 @@ def explains(effect: Array, error: Array) -> bool:
 
 
 def step_of(name: str, geometry: Geometry, worker: int, other: int) -> int:
-    """Return the ring step in which a worker adds the block of worker ``other`` to a tensor; -1 if it never does."""
+    """Return the ring step in which the block of worker ``other`` is added to the tensor of a worker; -1 if never."""
     order = {"o": geometry.order, "dq": geometry.order_dq}.get(name, geometry.order_dkv)
     at = np.flatnonzero(order[worker] == other)
     return int(at[0]) if at.size else -1
@@ -176,7 +183,11 @@ def step_of(name: str, geometry: Geometry, worker: int, other: int) -> int:
 def shares_of(
     name: str, question: Question, geometry: Geometry
 ) -> list[list[tuple[int, Array, Array]]]:
-    """Return for each worker a list of (other worker, error without the other's block, error if it counts twice)."""
+    """Return for each worker a list of (other, missing, twice), with an entry for each block.
+
+    ``other``: the worker that owns the keys of the block, or its queries if the result is dk or dv. ``missing`` and
+    ``twice``: the error if the block is missing, and if it is counted twice.
+    """
     shares = linear_shares(name, question)
     owner, others = owner_of(name, geometry), other_side(name, geometry)
     found: list[list[tuple[int, Array, Array]]] = []
@@ -205,8 +216,8 @@ def other_side(name: str, geometry: Geometry) -> NDArray[np.int64]:
 class linear_shares:
     """Computes what the query-key pairs of some rows and columns contribute to a result.
 
-    Call an instance with (rows, columns). It returns the contribution and, for o, the sum of the weights in each row;
-    for other results the sum is 0.
+    Call an instance with (rows, columns): indices of queries and keys for o and dq, of keys and queries for dk and dv.
+    It returns the contribution and, for o, the sum of the weights in each row; for other results the sum is 0.
     """
 
     def __init__(self, name: str, question: Question) -> None:

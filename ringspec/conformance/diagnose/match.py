@@ -1,21 +1,25 @@
-"""Name the known bug that gives the results of a failing case, by running each known bug on its calls.
+"""Name the known bug that gives the results of a failing case, by running known bugs on the same calls.
 
-A mutant (:mod:`ringspec.conformance.diagnose.mutants`) is a known bug that can be run. Every mutant that applies to the
-case's calls is run under the recipe by which the target is judged. Two results agree if they differ by no more than
-rounding:
+The target is the program under test, and a call is one request to it. A mutant is a known bug that can be run
+(:mod:`ringspec.conformance.diagnose.mutants`). Every mutant that can change the results of the case's calls is run with
+the rounding by which the target is judged (its recipe). Then the results are compared, tensor by tensor::
 
     sigma^2 = (mutant under the recipe - mutant in float64)^2, averaged over a row
               + a part of its average over the tensor + (half a unit of the result's format)^2
     distance = root mean square of (got - mutant) / sigma, averaged over the tensors
 
-The noise is that of the mutant, because large wrong numbers have large rounding errors. A mutant *fits* if the
-distance in every tensor is at most :data:`FIT`. It is *named* if it fits and is clearly nearer than the correct
-program. Other mutants that give the same results in this case are listed with the named one. If no mutant fits as it
-is, variants of the mutants are tried, and all of them in each implementation variant that the specification permits
-(:mod:`ringspec.conformance.diagnose.mutants.variants`).
+Here got are the results of the target, and sigma is the noise: the size of the mutant's own rounding errors. The noise
+of the correct program would be too small, because large wrong numbers have large rounding errors.
 
-If the correct program fits as well, or is within the noise of the mutant, the distance in units of noise cannot
-identify a bug. The mutant is then named only if the target makes the same rounding errors, element by element
+A mutant *fits* if the distance in every tensor is at most :data:`FIT`. It is *named* if it fits and is clearly nearer
+than the correct program. Other mutants that give the same results in this case are listed with it.
+
+If no mutant is named, more suspects are tried. A suspect is a mutant, or another form of it called a guise, run with
+choices that the specification leaves to an implementation (:mod:`ringspec.conformance.diagnose.mutants.variants`). For
+example, a guise may have the bug only in the backward pass, and one of the choices is the order of merging.
+
+Sometimes the correct program fits as well, or lies within the noise of the mutant. Then the distance cannot identify
+the bug, and the mutant is named only if the target makes the same rounding errors, element by element
 (:func:`by_rounding`, :mod:`ringspec.conformance.diagnose.explained`).
 """
 
@@ -73,7 +77,7 @@ class Candidate:
 
     @property
     def how(self) -> str:
-        """How the suspect differs from its mutant, in words; '' if it is the mutant itself."""
+        """The difference between the suspect and its mutant, in words; '' if there is none."""
         return "" if self.suspect is None else self.suspect.told()
 
 
@@ -81,12 +85,13 @@ class Candidate:
 class Diagnosis:
     """The known bugs whose results are nearest to those of a failing case.
 
-    ``named``      the mutant that fits, or None; ``alike``: mutants that give the same results in this case
+    ``named``      the nearest mutant, if it fits and is clearly nearer than the correct program; else None
+    ``alike``      other mutants that give the same results in this case
     ``runner_up``  the nearest of the remaining mutants
     ``right``      the correct program, with its distance
-    ``tried``      number of mutants that apply to the case's calls
-    ``measure``    unit of the distances above: rounding noise, or the part of the deviation from the correct
-                   program that stays unexplained, which is 1 for the correct program itself
+    ``tried``      number of mutants that can change the results of the case's calls
+    ``measure``    unit of the distances: rounding noise, or the part of the deviation from the correct program that a
+                   program leaves unexplained, which is 1 for the correct program itself
     ``dropped``    mutants that raised an exception, with the text of the exception (an error in ringspec)
     """
 
@@ -158,7 +163,7 @@ class Diagnosis:
 def diagnose(
     claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]
 ) -> Diagnosis | None:
-    """Compare the results of a case's calls with those of all mutants; return None if no mutant applies to them.
+    """Compare the results of a case's calls with those of all mutants; return None if no mutant can change them.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> from ringspec.conformance.targets.reference import reference_bf16 as right
@@ -184,7 +189,10 @@ def diagnose(
 
 
 def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None:
-    """Compare the results with those of the ``known`` mutants; raise :class:`CannotRun` if a mutant fails."""
+    """Compare the results with those of the mutants in ``known``.
+
+    Raises :class:`CannotRun` if a mutant raises an exception.
+    """
     calls = [view.call for view in views]
     plain = [Suspect(mutant) for mutant in known if any(map(mutant.applies, calls))]
     tried = sum(any(map(applies_somehow(mutant), calls)) for mutant in known)
@@ -213,9 +221,10 @@ def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None
 
 
 def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]:
-    """Keep the candidates that differ from the correct program by more than noise, or that explain the results.
+    """Drop the candidates that fit only because their own noise is large.
 
-    A rounding bug has large noise, so results that have another fault may fit it as well.
+    A candidate stays if it differs from the correct program by more than noise, or if it explains the rounding errors
+    in the results.
     """
     return [
         one
@@ -226,17 +235,21 @@ def earned(views: Sequence[View], found: Sequence[Candidate]) -> list[Candidate]
 
 
 def supposed(views: Sequence[View], one: Candidate) -> bool:
-    """Tell whether some call has what the bug needs, for example a mask."""
+    """Tell whether a call has everything that the title of the candidate's bug mentions, such as a mask."""
     return one.mutant is not None and any(one.mutant.supposes(view.call) for view in views)
 
 
 def applies_somehow(mutant: Mutant) -> Condition:
-    """Return a condition that holds if the mutant or one of its variants applies to a call."""
+    """Return a condition that is true of a call if the mutant or a guise of it can change the results."""
     return either(mutant.applies, *(one.applies for one in mutant.guises))
 
 
 def disguised(known: Sequence[Mutant], views: Sequence[View]) -> Iterator[Suspect]:
-    """Yield the variants of mutants, then each mutant and variant in the ways that may change its results."""
+    """Yield the suspects that were not tried at first.
+
+    These are the guises of each mutant, and mutants and guises with other implementation choices. Only choices that can
+    change the results are tried.
+    """
     forward_is_right = all(map(right_in_forward, views))
     for mutant in known:
         for one in (None, *mutant.guises):
@@ -256,13 +269,16 @@ def disguised(known: Sequence[Mutant], views: Sequence[View]) -> Iterator[Suspec
 
 
 def right_in_forward(view: View) -> bool:
-    """Tell whether o and lse are correct; a result that the call does not have counts as correct."""
+    """Tell whether o and lse are correct. A result that the call does not return counts as correct."""
     rms, _ = view.compared(view.of(None), view.noise(None))
     return all(rms[name] <= FIT for name in ("o", "lse") if name in rms)
 
 
 def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidate]:
-    """Return the nearest suspects in order of distance, at most one per mutant and only if they change a result."""
+    """Return the nearest suspects in order of distance, at most one per mutant.
+
+    Suspects that do not change any result are left out.
+    """
     coarse = sorted(
         ((sum(view.coarse(suspect) for view in views), n) for n, suspect in enumerate(suspects))
     )
@@ -280,7 +296,7 @@ def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidat
 
 
 def first_of_each(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return the first candidate of each mutant, which in a sorted list is the nearest one."""
+    """Return the first candidate of each mutant; in a sorted list this is the nearest one."""
     first: dict[str, Candidate] = {}
     for one in found:
         first.setdefault(one.id, one)
@@ -288,7 +304,7 @@ def first_of_each(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def simplest_of_each(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return the nearest candidate of each mutant, or the mutant as it is if that explains about as much."""
+    """Return the nearest candidate of each mutant; prefer the mutant itself to a guise that explains little more."""
     first = {one.id: one for one in reversed(found)}
     for one in found:
         plain = one.suspect is not None and one.suspect.guise is None
@@ -302,7 +318,7 @@ def guised(one: Candidate) -> bool:
 
 
 def named(found: Sequence[Candidate], right: Candidate) -> bool:
-    """Tell whether the nearest candidate fits and is clearly nearer than the correct program."""
+    """Tell whether the first candidate, which is the nearest, fits and is clearly nearer than the correct program."""
     return bool(found) and found[0].fits and found[0].distance < NEARER * right.distance
 
 
@@ -315,7 +331,7 @@ def pairs_of(call: Call) -> int:
 
 
 def placed(views: Sequence[View], suspect: Suspect | None) -> Candidate:
-    """Measure the distance of a suspect (None: the correct program) from the results."""
+    """Measure the distance of a suspect (None: the correct program) from the target's results."""
     distances, fits = [], True
     for view in views:
         # The rounded and the float64 results of the program are equally valid; take the nearer one.
@@ -347,7 +363,7 @@ def changes(views: Sequence[View], suspect: Suspect | None) -> bool:
 
 
 def agree(views: Sequence[View], one: Suspect, other: Suspect | None) -> bool:
-    """Tell whether two programs give the same results up to the noise of the first one."""
+    """Tell whether two programs give the same results, up to the noise of the first program."""
     for view in views:
         noise, first, second = view.noise(one), view.of(one), view.of(other)
         for name in view.formats:
@@ -363,10 +379,13 @@ def by_rounding(
 ) -> Diagnosis:
     """Find the suspect that makes the same rounding errors as the target, element by element.
 
-    This test decides if the correct program fits as well. A distance is then the part of the results' deviation from
-    the correct program that a suspect leaves unexplained; the correct program has distance 1. Rounding bugs are tried
-    in every variant. Each suspect is tried twice, merging unnormalised and normalised partial results, and is compared
-    with the correct program that merges in the same way.
+    This test is used if the correct program fits, or if it is the last chance to name a rounding bug. The deviation of
+    the results is their difference from those of the correct program. Here the distance of a suspect is the part of the
+    deviation that it leaves unexplained, so the correct program has distance 1.
+
+    For rounding bugs, all guises are tried. Each suspect is run twice: first it merges the partial results of blocks as
+    the recipe says, then it normalises them before it merges them. The correct program, from which the deviation is
+    measured, merges in the same way.
     """
     forms = [
         Suspect(one.mutant, form)

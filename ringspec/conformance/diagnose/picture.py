@@ -1,7 +1,8 @@
-"""Show where the attention pattern that a probe reads back is wrong: as a picture and in words.
+"""Show where an attention pattern is wrong: as a picture and in words.
 
-A pattern is a boolean array [queries, keys] of one head. One-hot v shows it in o, one-hot k in dq. One-hot dy
-shows it in dv and one-hot q in dk, transposed: [keys, queries].
+A probe is a case with inputs so simple that its results show the pattern, which says what keys each query sees. A
+pattern is a boolean array [queries, keys] of one head. o shows it if v is one-hot, and dq if k is one-hot. dv shows the
+transposed pattern [keys, queries] if dy is one-hot, and dk if q is one-hot.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ def gathered(shards: Sequence[NDArray], table: Integers) -> NDArray[np.float64]:
 
 
 def patterns(name: str, want: NDArray, got: NDArray, columns: int) -> tuple[Booleans, Booleans]:
-    """Return the expected and the read pattern, each [B, H, queries, keys], from the first columns of a tensor.
+    """Return the expected pattern and the pattern in ``got``, each [B, H, queries, keys].
 
-    A pair counts as seen if its number exceeds half of the smallest expected number of any visible pair. NaN counts as
-    seen in the picture; the message reports it as NaN (:func:`not_a_number`).
+    Both are read from the first ``columns`` columns of a tensor. A pair counts as seen if its number exceeds half of
+    the smallest expected number of any visible pair. NaN counts as seen in the picture; the message reports it as NaN
+    (:func:`not_a_number`).
     """
     size, read = np.abs(want[..., :columns]), np.abs(got[..., :columns])
     least = size[size > 0].min(initial=np.inf)
@@ -51,7 +53,7 @@ def patterns(name: str, want: NDArray, got: NDArray, columns: int) -> tuple[Bool
 
 
 def first_difference(expected: Booleans, seen: Booleans) -> tuple[int, int] | None:
-    """Return (batch, head) of the first pattern that differs; None if none does."""
+    """Return (batch, head) of the first pattern that is not as expected; None if all are."""
     differs = (expected != seen).any(axis=(2, 3))
     if not differs.any():
         return None
@@ -60,9 +62,9 @@ def first_difference(expected: Booleans, seen: Booleans) -> tuple[int, int] | No
 
 
 def picture_of(expected: Booleans, seen: Booleans) -> dict[str, Any]:
-    """Cut the region around the first difference, at most 64 x 64, out of two patterns [queries, keys].
+    """Cut a region of at most 64 x 64 around the first difference out of two patterns [queries, keys].
 
-    ``origin`` in the result: the query of the first row, and the key of the first column.
+    ``origin`` in the result: the query of the region's first row, and the key of its first column.
     """
     row, column = (int(i) for i in np.argwhere(expected != seen)[0])
     top, left = start(row, expected.shape[0]), start(column, expected.shape[1])
@@ -77,12 +79,12 @@ def picture_of(expected: Booleans, seen: Booleans) -> dict[str, Any]:
 def pictured(
     expected: Booleans, seen: Booleans, at: tuple[int, int] | None
 ) -> dict[str, Any] | None:
-    """Return the picture of the batch entry and head ``at``; None if ``at`` is None."""
+    """Return the picture of one pattern; ``at``: its (batch, head). Return None if ``at`` is None."""
     return None if at is None else picture_of(expected[at], seen[at])
 
 
 def not_a_number(name: str, got: NDArray, table: Integers) -> str:
-    """Say which rows of a tensor hold NaN, because these rows show no pattern.
+    """Say which rows of a tensor hold NaN. These rows show no pattern.
 
     >>> got = np.zeros((1, 1, 4, 2)); got[0, 0, 3] = np.nan
     >>> not_a_number("dk", got, np.array([[0, 1], [2, 3]]))
@@ -100,7 +102,7 @@ def not_a_number(name: str, got: NDArray, table: Integers) -> str:
 
 
 def start(first: int, length: int) -> int:
-    """Return the start of a range of 64 indices that contains ``first`` near its start."""
+    """Return the first of the 64 indices to show, so that ``first`` is among them and near their start."""
     return max(0, min(first - LARGEST // 8, length - LARGEST))
 
 

@@ -1,10 +1,12 @@
 """Diagnose some of a run's failing cases, and report what most of these diagnoses say.
 
 One bug can make hundreds of cases fail, and a diagnosis takes a second or two. So :data:`MOST` limits the number of
-diagnosed cases of each kind. The limit is low for probes and special values, where many bugs give the same results. It
-is higher for rings with random inputs, where different bugs give different results.
+diagnosed cases of each kind. The limit is low for cases with very simple inputs, for which many bugs give the same
+results. It is higher for rings with random inputs, for which different bugs give different results.
 
-A readout is a case whose results show the weight of each pair of tokens (:mod:`ringspec.conformance.cases.readout`).
+A readout is a case whose results show the attention weight of each query and key
+(:mod:`ringspec.conformance.cases.readout`). All readouts together give an explanation: sentences that say what the
+program under test does wrong.
 """
 
 from __future__ import annotations
@@ -56,9 +58,9 @@ class Diagnoser:
     rest.
 
     ``taken``: number of cases diagnosed so far, by kind. ``readings``: what was read from failing readouts. ``told``:
-    the explanation by all readings, computed at the first failing case that is not a readout. ``known``: id, title and
-    links of the known bug that gives the results of a readout, empty if there is no such bug or more than one.
-    ``ambiguous``: whether there is more than one; then only other cases can tell these bugs apart.
+    the explanation by all readings, which is computed at the first failing case that is not a readout. ``known``: id,
+    title and links of the known bug that gives the results of a readout; empty if no bug does, or several.
+    ``ambiguous``: whether several do; only cases that are not readouts can then tell these bugs apart.
     """
 
     taken: Counter[str] = field(default_factory=Counter)
@@ -95,7 +97,7 @@ class Diagnoser:
         return self.combined(found, data)
 
     def learn(self, diagnoses: Sequence[dict[str, Any]]) -> None:
-        """Use the diagnoses of readouts that other processes judged."""
+        """Take over the diagnoses of readouts that other processes judged."""
         if self.told is None and diagnoses:
             self.readings = [reading_from(one["reading"]) for one in diagnoses]
             for one in diagnoses:
@@ -108,7 +110,7 @@ class Diagnoser:
             self.known = {} if data["alike"] else {x: data[x] for x in ("id", "title", "links")}
 
     def read(self, problem: Problem, outputs: Sequence[Outputs]) -> dict[str, Any]:
-        """Read the results of a readout, and return the fault that they show as a diagnosis."""
+        """Read the results of a readout, and return as a diagnosis what they show to be wrong."""
         # Not by faults of earlier readings: with several processes, these are others.
         reading = read_proven(problem, outputs)
         with self.lock:
@@ -125,7 +127,7 @@ class Diagnoser:
         return {"explained": True, "text": " ".join(self.told.sentences)} | self.known
 
     def combined(self, found: dict[str, Any], data: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Join the explanation ``found`` of a case with ``data`` about the known bug that gives its outputs."""
+        """Join the explanation ``found`` of a case with ``data``, the diagnosis that compares it with known bugs."""
         if data is None or not found:
             return found or data
         if "reading" in found:
@@ -155,7 +157,7 @@ class Diagnoser:
 
 
 def readout_problem(id: str, claims: Capabilities) -> Problem | None:
-    """Return the problem of a readout case for a target; None for any other case."""
+    """Return the problem that a target solves in a readout; None if the case is not a readout."""
     setting = next((one for one in SETTINGS if one.id == id), None)
     found = None if setting is None else problem_for(setting, claims)
     return found if isinstance(found, Problem) else None
@@ -201,7 +203,7 @@ def where(
     outputs: Sequence[Outputs],
     failing: Collection[str] = ORDER,
 ) -> list[str]:
-    """Describe the errors of the first ring call that is wrong in the ``failing`` tensors."""
+    """Say where the results are wrong in the first ring call with an error in the ``failing`` tensors."""
     for call, got in zip(calls, outputs, strict=True):
         if call.operation != "ring":
             continue
@@ -224,9 +226,10 @@ def core_cases() -> dict[str, RunCase]:
 def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> list[str]:
     """Return the ids of the cases that a target with these claims must fail if it has the suspect's bug.
 
-    The target claims these cases, the bug is known to fail them, and their judge rejects the suspect's results. Their
-    calls have the operation and circulation of ``calls``, because a kernel may have the bug in only one operation or
-    circulation. Noise cases are left out, because their verdict depends on the declared recipe.
+    The target claims these cases, the bug is known to fail them, and the suspect's results are computed to confirm
+    this. Only cases with the operation and circulation of ``calls`` count, because a kernel may have the bug in only
+    one operation or circulation. Noise cases are left out, because their verdict depends on the rounding that the
+    target declares.
     """
     found = []
     for id in sorted(set(suspect.mutant.kills.values())):
@@ -246,12 +249,12 @@ def must_fail(claims: Capabilities, calls: Sequence[Call], suspect: Suspect) -> 
 
 
 def way_of(call: Call) -> tuple[str, str]:
-    """Return the operation and the circulation of a call; for a single worker the circulation is ''."""
+    """Return the operation and the circulation of a call; with one worker the circulation is ''."""
     return call.operation, call.circulation if call.workers > 1 else ""
 
 
 def given_by(claims: Capabilities, call: Call, suspect: Suspect) -> Outputs:
-    """Return the suspect's results for a call, in the form that a judge expects."""
+    """Return the suspect's results for a call, in the form in which cases judge them."""
     recipe = recipe_for(claims, call.formats)
     results = run_mutant(suspect.program, call, recipe, suspect.way)
     return {
@@ -264,11 +267,12 @@ def given_by(claims: Capabilities, call: Call, suspect: Suspect) -> Outputs:
 def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     """Combine the diagnoses of a run; return None if no case was diagnosed and no readout explains a failure.
 
-    ``id``, ``title``, ``links``: the bug that most diagnoses name or consider possible; in a tie, the bug that is named
-    more often. ``count``: the number of diagnoses that name that bug or consider it possible; ``of``: the number of all
-    diagnoses. Expected failures are left out, because their reason is known. ``alike``: ids of bugs that no case
-    distinguishes from that bug. ``also``: bugs that the remaining diagnoses name, as {id, title, count, refuted_by}.
-    ``explanation``: the explanation by the readouts (:func:`explanation_of`), or None.
+    A diagnosis names one bug, and lists as possible the bugs that give the same results. ``id``, ``title``, ``links``:
+    the bug that most diagnoses name or list; in a tie, the bug that is named more often. ``count``: the number of
+    diagnoses that name or list it; ``of``: the number of all diagnoses. Expected failures are left out, because their
+    reason is known. ``alike``: ids of bugs that no case distinguishes from that bug. ``also``: bugs that the remaining
+    diagnoses name, as {id, title, count, refuted_by}. ``explanation``: the explanation by the readouts
+    (:func:`explanation_of`), or None.
 
     ``id`` is None if no bug is in at least the fraction :data:`FEWEST` of the diagnoses. A bug in fewer than
     :data:`ENOUGH` diagnoses is ignored if other cases refute the bug (:func:`refuting`).
@@ -315,7 +319,7 @@ def explanation_of(records: Sequence[Record]) -> dict[str, Any] | None:
     """Return the explanation by the readouts of a run; None if they explain nothing.
 
     ``sentences``, ``alternatives``, ``hint`` and ``shown_by`` are those of
-    :class:`~ringspec.conformance.readout.told.Told`. ``explained``: ids of the cases whose results the faults in
+    :class:`~ringspec.conformance.readout.told.Told`. ``explained``: ids of the failing cases whose results
     ``sentences`` reproduce. ``failures``: number of failing cases. ``wrong``: ids of the readouts that failed.
     ``right``: number of readouts that passed.
     """
@@ -343,16 +347,16 @@ def explanation_of(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def title_of(id: str, diagnoses: Sequence[dict[str, Any]]) -> str:
-    """Return the title of a bug, from a diagnosis that names it or from the catalogue."""
+    """Return the title of a bug, from a diagnosis that names the bug or else from the list of known bugs."""
     titles = (str(one["title"]) for one in diagnoses if one.get("id") == id)
     return next(titles, MUTANTS[id].title if id in MUTANTS else id)
 
 
 def refuting(id: str, records: Sequence[Record]) -> list[str]:
-    """Return the cases that refute a bug: those that it must fail and that ran, if all of them passed; else [].
+    """Return the cases that refute a bug: cases that it must fail, if at least one ran and all that ran passed.
 
-    If they passed, the diagnoses that name the bug do so by chance. For example, a tiny case in which every row is
-    empty looks like any bug that hides all keys.
+    The result is [] if the bug is not refuted. A refuted bug is named by chance: for example, a tiny case in which
+    every row is empty looks like any bug that hides all keys.
     """
     known = {
         case

@@ -1,1 +1,1 @@
-"""Comparison of results with the truth: bounds for each row, noise tests of whole tensors."""
+"""Comparison of results with the correct values: error bounds for each row, noise tests of whole tensors."""

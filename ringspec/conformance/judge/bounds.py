@@ -1,8 +1,9 @@
-"""Compare the result of one call with the truth: every worker, every tensor, a bound for each row.
+"""Compare the result of one call with the correct values: every worker, every tensor, a bound for each row.
 
-The bound of a row is ``factor * row scale + floor`` (:mod:`ringspec.compare.bounds`), under the recipe of the call
-(:mod:`ringspec.conformance.judge.recipe`). The row scale is the magnitude that a row's error is divided by. Statistical
-tests of whole tensors are in :mod:`ringspec.conformance.judge.noise`.
+The bound of a row's error is ``factor * row scale + floor`` (:mod:`ringspec.compare.bounds`). It depends on the recipe,
+which says where the program under test rounds (:mod:`ringspec.conformance.judge.recipe`). The row scale is the
+magnitude that a row's error is divided by. Statistical tests of whole tensors are in
+:mod:`ringspec.conformance.judge.noise`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MAGNITUDES = ("q", "k", "v", "dy", "dlse")
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """For each tensor, the factor of its row scales and the absolute floor."""
+    """The parts of the bounds that are the same for all rows of a tensor: ``factors`` and ``floors`` by tensor."""
 
     factors: dict[str, float]
     floors: dict[str, float]
@@ -43,9 +44,9 @@ def compared(
 ) -> tuple[Finding, ...]:
     """Compare the outputs of a call; return one :class:`Finding` for each tensor of each worker.
 
-    ``tensors`` are those of the case, with ``out.*`` and ``scale.*``; ``call`` is made from the case.
-    Every element of every output is compared, even if the case stores only sampled rows
-    (:mod:`ringspec.conformance.judge.scales`). An lse that the target does not return is not compared.
+    ``tensors`` are those of the case, with ``out.*`` (correct values) and ``scale.*`` (row scales); ``call`` is made
+    from the case. Every element of every output is compared, even if the case stores only sampled rows
+    (:mod:`ringspec.conformance.judge.scales`). An lse that the program under test does not return is not compared.
     """
     expected = expected_of(case, with_all_rows(case, tensors))
     return findings_of(bounds_of(claims, call, expected), expected, outputs, claims)
@@ -70,7 +71,7 @@ def finding_of(
     bounds: Bounds,
     claims: Capabilities,
 ) -> Finding:
-    """Compare one tensor of one worker."""
+    """Compare one tensor of one worker with the correct values."""
     want = expected.values[worker]
     if name == "lse":
         got = settle_empty_rows(got, want, claims)
@@ -95,10 +96,10 @@ def finding_of(
 def limit_of(
     name: str, got: NDArray, want: NDArray, bound: NDArray, real: NDArray[np.bool_] | None
 ) -> float | None:
-    """Return the smallest error, made in all elements, that puts an element beyond its bound; None if there is none.
+    """Return the smallest error that would be detected if every element had it; None if none would be.
 
-    The error is a fraction of each element; for lse it is an added constant. ``bound``: one for each element or each
-    row. ``real`` [n]: True for slots that are compared.
+    It is detected if it puts some element beyond its bound. The error is a fraction of each element; for lse it is an
+    added constant. ``bound``: one for each element or each row. ``real`` [n]: True for rows that are compared.
     """
     if bound.ndim < want.ndim:
         bound = bound[..., None]
@@ -115,7 +116,10 @@ def limit_of(
 
 
 def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None) -> Bounds:
-    """Return the bounds of a call under its recipe; ``expected`` contains the true lse, on whose size they depend."""
+    """Return the bounds of a call under its recipe.
+
+    ``expected`` contains the correct lse, because the bounds depend on its size.
+    """
     used = recipe_for(claims, call.formats)
     formats = {"outputs": call.formats["outputs"], "statistics": call.formats["statistics"]}
     if call.operation == "merge":
@@ -135,7 +139,7 @@ def bounds_of(claims: Capabilities, call: Call, expected: Expected | None = None
 
 
 def sizes_of(call: Call, expected: Expected) -> Sizes:
-    """Return how many terms the sums of a ring or block call have, and the magnitude of its lse."""
+    """Return the sizes of a ring or block call: how many terms its sums have, and how large its lse is."""
     q, k, v = (call.worker(name, 0) for name in ("q", "k", "v"))
     assert call.index_q is not None and call.index_k is not None
     given_lse, condition, largest_lse = None, 0.0, 0.0

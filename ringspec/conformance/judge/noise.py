@@ -1,10 +1,12 @@
-"""Whole-tensor tests of one call: are the errors of a result the rounding noise of its recipe?
+"""Tests of whole tensors: are the errors of a result the rounding noise that a recipe predicts?
 
 A recipe says where a kernel rounds, and to which format. A kernel that declares its recipe must show no more noise than
-the recipe predicts. For a kernel that declares none, only systematic errors raise an alarm. A recipe may leave two
-questions open: relative to which maximum P is rounded (``p_relative_to``), and whether the backward pass reads o before
-or after its last rounding. Each combination of answers is called a reading of the recipe. Every reading is accepted:
-there is an alarm only if all readings raise one.
+the recipe predicts. For a kernel that declares none, only systematic errors raise an alarm.
+
+A recipe may leave two questions open. One is which maximum the kernel subtracts from the scores before it rounds P, the
+softmax weights (``p_relative_to``). Each possible answer is called a reading of the recipe. The other is whether the
+backward pass reads o before or after its last rounding. There is an alarm only if no plausible combination of answers
+explains the errors.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ LEFT = 0.759  # mean square of a standard normal sample without the 5 % of large
 class Examined:
     """The results of the tests of one call.
 
-    ``recipe``: the declared recipe, or else the recipe of the input format, in the reading that fits. ``rms``: root
-    mean square of error / predicted noise, by tensor. ``alarms``: the failed tests. ``count``: the number of tests.
+    ``recipe``: the declared recipe, or else that of the input format, in the reading that fits. ``rms``: root mean
+    square of error / predicted noise, by tensor. ``alarms``: the failed tests. ``count``: the number of tests.
     ``inferred``: sentences about the arithmetic that the errors imply; empty if nothing was inferred. ``limits``: the
     smallest errors that these tests detect, by tensor; empty if there is an alarm.
     """
@@ -90,10 +92,8 @@ class Examined:
 class Answer:
     """The errors of one result and the other inputs of its tests.
 
-    ``errors``: by tensor, in global token order.
-
-    ``declared``: whether the recipe is declared. ``grouped``: whether query heads share key heads. ``rate``:
-    false-alarm rate of this call.
+    ``errors``: by tensor, in global token order. ``declared``: whether the recipe is declared. ``grouped``: whether
+    query heads share key heads. ``rate``: probability of a false alarm in this call.
     """
 
     question: Question
@@ -115,8 +115,8 @@ def examined(
 ) -> Examined:
     """Test all tensors of a result of ``call``.
 
-    ``rate``: false-alarm rate of this call. ``sure``: True if the result is known to be wrong because it exceeds its
-    row bounds; then only one reading of the recipe is tried.
+    ``rate``: probability of a false alarm in this call. ``sure``: True if the result is known to be wrong because it
+    exceeds the bounds of its rows; then only one reading of the recipe is tried.
     """
     got = in_order(call, outputs)
     errors = {name: errors_of(x, question.truth[name]) for name, x in got.items()}
@@ -147,17 +147,17 @@ def examined(
 
 
 def inferred(answer: Answer, recipe: Recipe) -> tuple[str, ...]:
-    """Describe the arithmetic that the errors imply."""
+    """Say in sentences how the kernel rounds, as its errors imply."""
     attention = answer.question.attention
     found = infer(answer.errors, attention, answer.geometry, recipe, predict)
     return tuple(found.lines(answer.declared))
 
 
 def readings(recipe: Recipe, block: int) -> list[Recipe]:
-    """List the readings of a recipe; the first has P relative to the maximum of the block, as in the specification.
+    """List the readings of a recipe. The first subtracts the maximum of the block, as the specification does.
 
-    ``block``: the number of keys in a block. Some readings have smaller tiles than a block, because a kernel that
-    carries its running maximum from tile to tile changes the maximum at each tile.
+    ``block``: the number of keys in a block. If the recipe has no tile size, some readings have tiles smaller than a
+    block. There a kernel that carries its running maximum from tile to tile subtracts another maximum in each tile.
     """
     narrow = unit_roundoff(recipe.p) > unit_roundoff("float32")
     if recipe.p_relative_to is not None or not narrow:
@@ -177,7 +177,7 @@ def longest_block(geometry: Geometry) -> int:
 
 
 def in_o(seen: Examined) -> bool:
-    """Tell whether o itself raised an alarm."""
+    """Tell whether a test of o raised an alarm."""
     return any(test.tensor == "o" for test in seen.alarms)
 
 
@@ -186,11 +186,10 @@ def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -
 
     ``of_o``: whether o raised an alarm under ``first``. A reading is left out in two cases:
 
-    - The known fault of rounding partial results to the narrow format of P explains o better. The reading would excuse
+    - A known fault, partial results that are rounded to the narrow format of P, explains o better. The reading would excuse
       this fault.
-    - The errors of o are less likely under the reading than under ``first``, by more than CONTRADICTION nats if
-      ``of_o``, else EVEN nats. The reading predicts more noise than o has, and could excuse a fault of the backward
-      pass.
+    - The errors of o are less likely under the reading than under ``first``, by more than CONTRADICTION nats if ``of_o``,
+      else EVEN nats. The reading predicts more noise than o has, and could excuse a fault of the backward pass.
     """
     error, narrow = answer.errors["o"], first.p
     faults = [
@@ -208,8 +207,8 @@ def as_likely(answer: Answer, first: Recipe, others: list[Recipe], of_o: bool) -
 def no_noisier(seen: Examined, grouped: bool) -> bool:
     """Tell whether the noise of a result is at most what a reading predicts.
 
-    The tests raise alarms only far above this level. That is enough for the first reading. Among several readings, the
-    one that predicts the most noise could otherwise excuse errors that no reading explains.
+    The tests raise alarms only if the noise is far above the prediction. For the first reading that is enough. Of
+    several readings, however, the one that predicts the most noise could excuse errors that no reading explains.
     """
     return all(
         ratio <= allowance_for(seen.recipe, name).high
@@ -219,9 +218,9 @@ def no_noisier(seen: Examined, grouped: bool) -> bool:
 
 
 def under(answer: Answer, recipe: Recipe, margin: float = 1.0) -> Examined:
-    """Test all tensors under one reading.
+    """Test all tensors under one reading of the recipe.
 
-    ``margin``: the limits are multiplied by it, because other readings are accepted as well.
+    ``margin``: factor of the smallest detected errors, above 1 if other readings are accepted as well.
     """
     attention = answer.question.attention
     noise = Remembered(predict(attention, recipe, answer.geometry))
@@ -255,7 +254,10 @@ def under(answer: Answer, recipe: Recipe, margin: float = 1.0) -> Examined:
 def limits_of(
     answer: Answer, recipe: Recipe, noise: Remembered, tests: int, margin: float
 ) -> dict[str, Limits]:
-    """Compute the smallest errors that the tests of each tensor detect, multiplied by ``margin`` except for lse."""
+    """Compute the smallest errors that the tests of each tensor detect.
+
+    They are multiplied by ``margin``, except for lse.
+    """
     question = answer.question
 
     def of(name: str) -> Limits:
@@ -282,7 +284,7 @@ def allowance_of(
 ) -> Allowance:
     """Return which deviations from the predicted noise are accepted in a tensor.
 
-    If :func:`strict` is False, the accepted noise includes the noise that the tensor shows with an ``added`` error.
+    If :func:`strict` is False, all the noise that the tensor shows is accepted, even with the error ``added`` to it.
     """
     allowance = allowance_for(recipe, name, answer.workers)
     if strict(answer, name):
@@ -292,25 +294,25 @@ def allowance_of(
 
 
 def merging(answer: Answer, name: str) -> Array:
-    """Bound the error that W merges in float32 can add, for every way to compute the merge weights.
+    """Bound the error that W merges in float32 can add, whatever formula computes the merge weights.
 
-    Weights exp(lse_n - lse) have the error of a rounded lse. The sigmoid form o - w (o - o_n) has the rounding error of
-    the larger one of o and o_n, even if w is 1.
+    Weights exp(lse_n - lse) have the error of a rounded lse. The sigmoid form o - w (o - o_n) rounds at the magnitude
+    of o or o_n, whichever is larger, even if w is 1.
     """
     return answer.workers * unit_roundoff("float32") * answer.question.sizes[name]
 
 
 def rms_ratio(error: Any, sd: Any) -> float:
-    """Return the root mean square of error / sd over the elements whose predicted noise ``sd`` is not 0."""
+    """Return the root mean square of error / sd; elements whose predicted noise ``sd`` is 0 are left out."""
     used = (sd > 0) & np.isfinite(error)
     return float(np.sqrt(np.mean((error[used] / sd[used]) ** 2))) if used.any() else 1.0
 
 
 def usual_ratio(error: Any, sd: Any) -> float:
-    """Return the ratio of errors to predicted noise without the fraction FEW of largest ratios.
+    """Return the root mean square of error / sd, without the largest ratios (the fraction FEW).
 
-    The result is 1 for normally distributed errors. Rows with one visible key have almost no predicted noise. A fault
-    in such a row may be 10^10 standard deviations, and must not count as noise of the whole tensor.
+    It is scaled to be 1 for normally distributed errors. Rows with one visible key have almost no predicted noise. A
+    fault in such a row may be 10^10 standard deviations, and must not count as noise of the whole tensor.
     """
     used = (sd > 0) & np.isfinite(error)
     if not used.any():
@@ -321,5 +323,5 @@ def usual_ratio(error: Any, sd: Any) -> float:
 
 
 def widened(allowance: Allowance, ratio: float) -> Allowance:
-    """Widen an allowance to ``ratio``, the ratio of a kernel's noise to the predicted noise."""
+    """Widen an allowance so that it accepts the noise of this kernel: ``ratio`` times the predicted noise."""
     return dataclasses.replace(allowance, high=max(allowance.high, 1.15 * ratio))

@@ -1,7 +1,8 @@
-"""Compute what the noise model and the whole-tensor tests need from a call: truth, geometry, directions.
+"""Compute what the noise model and the tests of whole tensors need from a call.
 
-The geometry says which worker holds which token. The truth is computed by the definition in float64. The truth's error
-is far below the noise of any recipe that computes in float32 or a narrower format.
+They need the correct results, the derivatives of these with respect to the softmax scale, and the geometry: which
+worker holds which token. The correct results are computed by the definition in float64. Their error is far below the
+noise of any recipe (declared rounding) that computes in float32 or a narrower format.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ TENSORS = ("o", "lse", "dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Question:
-    """A ring call with its true results, in global token order, in float64.
+    """A ring call with its correct results, in global token order, in float64.
 
     ``truth``       o, lse and with a backward pass dq, dk, dv
-    ``directions``  derivatives of the truth with respect to log(scale): the effect of a wrong softmax scale
+    ``directions``  derivatives of ``truth`` with respect to log(scale): the effect of a wrong softmax scale
     ``attention``   the input of the noise model
     """
 
@@ -46,7 +47,7 @@ class Question:
 
     @cached_property
     def forward(self) -> Attention:
-        """The field ``attention`` without the upstream gradients, for only the forward pass."""
+        """The field ``attention`` without the upstream gradients, for a noise model of the forward pass."""
         return dataclasses.replace(self.attention, dy=None)
 
     @cached_property
@@ -76,9 +77,10 @@ def largest(x: Array) -> Array:
 
 
 def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Question:
-    """Compute the truth and the noise model's inputs of a ring call. Errors in its inputs are raised unchanged.
+    """Compute the correct results and the noise model's inputs of a ring call.
 
-    ``truth``: the float64 results in global token order; None: they are computed.
+    ``truth``: the float64 results in global token order; None: they are computed. Errors in the inputs are raised
+    unchanged.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> call = noise_call("example", "bf16", 2, tokens=16)
@@ -96,7 +98,7 @@ def question_of(call: Call, truth: Mapping[str, Array] | None = None) -> Questio
 
 
 def attention_of(problem: Problem, o: Array, upstream: Upstream | None = None) -> Attention:
-    """Return the input of the noise model; without upstream gradients, for only the forward pass."""
+    """Return the input of the noise model; without ``upstream`` gradients, only that of the forward pass."""
     at, terms = weights_of(problem), problem.terms
     dy, dlse = None, None
     if upstream is not None and upstream.dy is not None:
@@ -129,7 +131,7 @@ def geometry_of(call: Call) -> Geometry:
 
 
 def places(index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the worker and the slot of each token, from a layout table [W, n].
+    """Return the worker and the slot of each token; slot i of worker r is entry [r, i] of a layout table.
 
     >>> [x.tolist() for x in places(np.array([[0, 3], [2, 1]]))]
     [[0, 1, 1, 0], [0, 1, 0, 1]]

@@ -1,7 +1,7 @@
 """The recipe by which a call is judged: where the target rounds, and to which format.
 
-A target may declare one recipe, or one for each input format. A single recipe applies to every call whose inputs it
-reads without rounding. All other calls are judged by the recipe of their input format:
+The target is the program under test. It may declare one recipe, or one for each input format. A single recipe applies
+to every call whose inputs it reads without rounding. All other calls are judged by the recipe of their input format:
 
 ========  ====================  =========================================
 bfloat16  bf16                  bfloat16 operands P and dS, float32 elsewhere
@@ -10,8 +10,8 @@ float32   float32               float32 throughout
 float64   float64               float64 throughout
 ========  ====================  =========================================
 
-If the declared recipe rounds partial results between ring steps, the other calls are judged by variants of these
-recipes that also do so. The final rounding is to the formats that the call requests.
+If the declared recipe rounds partial results between ring steps, variants of these recipes that also do so apply to the
+other calls. The final rounding is to the formats that the call requests.
 """
 
 from __future__ import annotations

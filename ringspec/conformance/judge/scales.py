@@ -1,9 +1,9 @@
 """Compute row scales in float64, and the rows that a case with sampled rows does not store.
 
-A row scale is the magnitude that a row's error is divided by. Row scales in float64 agree with the correctly rounded
-ones to a few 1e-13, which is enough for a bound. If a case stores sampled rows, results in these rows are compared with
-the stored exact values. All other rows are compared with the definition in float64, which must first agree with the
-sampled rows.
+A row scale is the magnitude that a row's error is divided by. In float64 it agrees with its exact value to a few 1e-13,
+which is enough for an error bound. Some cases store the exact values of sampled rows only. Results in these rows are
+compared with them. All other rows are compared with the definition in float64, which must first agree with the sampled
+rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXACT_TRUTH = "exact"
 
 
 def truth_text(case: Case) -> str:
-    """Describe the truth that a case is compared with, for the report."""
+    """Describe what the results of a case are compared with, for the report."""
     return SAMPLED_TRUTH if case.storage == "sampled" else EXACT_TRUTH
 
 
@@ -68,7 +68,7 @@ def with_all_rows(case: Case, tensors: Tensors) -> Tensors:
 def filled(
     name: str, values: NDArray, scale: NDArray, rows: NDArray[np.int64], tensors: Tensors
 ) -> dict[str, NDArray]:
-    """Return one result [W, B, H, n(, d)] in float64 and in the case's format; sampled rows are exact."""
+    """Return one result [W, B, H, n(, d)] in float64 and in the case's format, with exact values in sampled rows."""
     whole = {f"scale.{name}": scale}
     for key in [key for key in tensors if key.startswith(f"out.{name}.")]:
         x = values.copy() if key.endswith(".float64") else store(values, key.split(".")[2])

@@ -35,7 +35,7 @@ def option(config: pytest.Config, name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def ringspec_run(pytestconfig: pytest.Config) -> Iterator[PytestRun]:
-    """The loaded target and its cases, one object for the whole session."""
+    """The target, which is the program under test, and its cases; the same object for the whole session."""
     run = session_run(pytestconfig)
     yield run
     run.close()
@@ -77,7 +77,7 @@ def records_of(reporter: Any) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the headline, and the claims that were not tested."""
+    """Print a one-sentence summary of the run, and the claims that were not tested."""
     found = {one[0]: one for one in records_of(terminalreporter)}
     if found:
         from ringspec.conformance.report.coverage import coverage_of

@@ -1,4 +1,4 @@
-"""A pytest session for one target, with the cases and verdicts of ``ringspec check``."""
+"""A pytest session for one target (program under test), with the cases and verdicts of ``ringspec check``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from ringspec.errors import OptionError, shown
 
 @dataclass(frozen=True)
 class PytestRun:
-    """The cases of a session; ``target`` runs in this process, or with a time limit in another process."""
+    """The cases of a session and their ``target``.
+
+    With a time limit the target runs in another process, otherwise in this one.
+    """
 
     spec: str
     target: Target

@@ -1,7 +1,7 @@
 """The cases as tests of pytest: ``pytest --pyargs ringspec.conformance --ringspec-target TARGET``.
 
-A case that is not claimed is skipped, and an expected failure is an xfail. Every other outcome except 'pass' is a
-failure with the text of the report. ``pytest -k`` and ``-n`` work as usual.
+A case that TARGET does not claim to support is skipped, and an expected failure is an xfail. Every other outcome except
+'pass' is a failure with the text of the report. ``pytest -k`` and ``-n`` work as usual.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Find the claims that a run did not test: claimed values that no executed case used.
 
-A value counts as used only in a call whose results can depend on it. A layout or a circulation needs at least two
-workers, a direction at least three, because two workers form the same ring in both directions. The Q ring (queries
-travel) counts only in a backward pass. Head dimensions and batch sizes are left out, because targets claim whole ranges
-of them.
+A target is the program under test. Its claims say what it supports, by kind: numbers of workers, layouts, formats and
+so on. A value counts as used only in a call whose results can depend on it. A layout or a circulation (what travels
+around the ring) needs at least two workers. A direction needs at least three, because two workers form the same ring in
+both directions. The Q ring, in which queries travel, counts only in a backward pass. Head dimensions and batch sizes
+are left out, because targets claim whole ranges of them.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ FEW = 4  # more untested values of one kind are counted instead of named
 class Coverage:
     """Claimed values that no executed case used, and 16-bit formats without a declared recipe.
 
-    ``untested``: the unused values by kind of claim (``workers``, ``layouts``, ...); fully used kinds are left out.
-    ``claimed``: the number of claimed values of each kind in ``untested``. ``declared`` and ``undeclared``: the 16-bit
-    input formats in which a ring of at least two workers passed, with and without a declared recipe.
+    A recipe says where the target rounds. ``untested``: the unused values by kind of claim (``workers``, ``layouts``,
+    ...); a kind without unused values is left out. ``claimed``: the number of claimed values of each kind in
+    ``untested``. ``declared`` and ``undeclared``: the 16-bit input formats in which a ring of at least two workers
+    passed, with and without a declared recipe.
     """
 
     untested: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -40,7 +42,7 @@ class Coverage:
 
     @property
     def clauses(self) -> tuple[str, ...]:
-        """The clauses that the run's headline adds to the numbers of cases.
+        """What the run's one-sentence summary says about claims that were not tested.
 
         >>> Coverage(undeclared=("bfloat16",)).clauses
         ('recipe not declared: rounding between steps was not tested',)
@@ -52,7 +54,7 @@ class Coverage:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """One remedy for each of the :attr:`clauses`.
+        """How to remedy each of the :attr:`clauses`.
 
         >>> print(*Coverage(undeclared=("bfloat16",)).hints)
         to test it, declare in the capabilities how the kernel rounds, for example recipe={"bfloat16": "bf16"}
@@ -87,7 +89,7 @@ class Coverage:
 
 
 def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
-    """Name up to 4 values; for a longer list, give only its length and the number of claimed values.
+    """Name up to 4 values of a kind of claim; for more, give their number and that of the claimed values.
 
     >>> listed("features", ("bias", "keep"), 9), listed("features", tuple("abcdefg"), 9)
     ('features bias, keep', 'features 7 of 9')
@@ -99,7 +101,7 @@ def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
 def used_by(needs: Mapping[str, Any], calls: Iterable[Call]) -> dict[str, list[Any]]:
     """Return the values of each kind of claim that the calls of one case use, as plain data.
 
-    ``needs``: the requirements of the case, which list its masks and features.
+    ``needs``: the requirements of the case, from which masks and features are taken.
     """
     found: dict[str, set[Any]] = {}
     for call in calls:
@@ -114,7 +116,7 @@ def used_by(needs: Mapping[str, Any], calls: Iterable[Call]) -> dict[str, list[A
 
 
 def values_of(call: Call) -> Iterable[tuple[str, Any]]:
-    """Yield (kind of claim, value) for each value that a call uses, except masks and features."""
+    """Yield (kind of claim, value) for each value that a call uses; masks and features are left out."""
     yield "formats", call.formats["inputs"]
     yield "formats", call.formats["outputs"]
     if call.operation == "merge":
@@ -140,7 +142,8 @@ def values_of(call: Call) -> Iterable[tuple[str, Any]]:
 def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
     """Return the claimed values by kind of claim.
 
-    A kind that the claims do not limit is left out, except circulations and directions: all of their values are listed.
+    If the claims do not limit a kind, it is left out. Circulations and directions are an exception: then all their
+    values are listed.
 
     >>> claimed_values(Capabilities(workers=(1,)))
     {'operations': ('ring-forward', 'ring-backward'), 'workers': (1,), 'formats': ('float32',), 'masks': ('causal',)}
@@ -166,7 +169,7 @@ def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
 
 
 def coverage_of(claims: Capabilities, records: Iterable[Record]) -> Coverage:
-    """Return the claims that the executed cases among these records do not test.
+    """Return the claims that none of the executed cases among ``records`` tests.
 
     >>> used = {"operations": ["ring-forward"], "workers": [2], "layouts": ["contiguous"]}
     >>> used |= {"circulations": ["kv"], "formats": ["float32"], "masks": ["causal"]}

@@ -1,8 +1,8 @@
 """A report as JUnit XML, for dashboards.
 
 The outcomes 'error', 'garbage', 'exit', 'crash' and 'timeout' become errors, the other failing outcomes failures. The
-``type`` of an error or failure is the outcome, and its message ends with the diagnosis. A case that is not claimed,
-fails as expected or was not run becomes a skipped test, with the reason.
+``type`` of an error or failure is the outcome, and its message ends with the diagnosis, which names a known bug. A case
+becomes a skipped test, with the reason, if it is not claimed, fails as expected, or was not run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ def junit(report: Report) -> str:
 
 
 def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.Element:
-    """Make the properties of a run: verdict, diagnosis, untested claims, limits, versions and imported files."""
+    """Make the properties of a run: verdict, diagnosis, untested claims, limits, versions and imported files.
+
+    Limits are the smallest errors that the run detects.
+    """
     footer = report.footer or {}
     coverage = footer.get("coverage") or {}
     values = {
@@ -90,7 +93,10 @@ def properties(report: Report, found: Mapping[str, Any] | None) -> ElementTree.E
 def case_element(
     record: Record, target: str, found: Mapping[str, Any] | None = None
 ) -> ElementTree.Element:
-    """Make the element of one case. ``found``: the diagnosis of the whole run, for failures without a diagnosis."""
+    """Make the element of one case.
+
+    ``found``: the diagnosis of the whole run, which is used for a failure without a diagnosis.
+    """
     case = element(
         "testcase", name=clean(record.id), classname=target, time=f"{record.seconds:.3f}"
     )
@@ -105,7 +111,7 @@ def case_element(
 
 
 def message_of(record: Record, found: Mapping[str, Any] | None) -> str:
-    """Summarise a failure in one line: what is wrong, then the bug if a diagnosis names one.
+    """Summarise a failure in one line: what is wrong, then the known bug that the diagnosis names, if any.
 
     >>> wrong = Record("ring/a", "mismatch", message="o is wrong", diagnosis={"id": "x", "title": "X"})
     >>> message_of(wrong, None)

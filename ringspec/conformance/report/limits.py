@@ -1,10 +1,10 @@
 """The limits of a run: the smallest errors that its cases detect, by input format; smaller errors may pass.
 
-The limits are computed from the records of a report. The record of a noise case gives the smallest errors that the
-case's statistical tests detect with probability :data:`POWER`. The comparison of a tensor with its row bounds gives the
-smallest error that the bounds detect. An error that a kernel makes in every call of a format is detected by the most
-sensitive case. So the limit of a run is the smallest limit of all passing cases. A run with a failure has no limits. A
-tensor that fails as expected has no limit either.
+The limits are computed from the records of a report. Cases detect errors in two ways. The record of a noise case gives
+the smallest errors that its statistical tests detect with probability :data:`POWER`. Other cases compare each row of a
+tensor with an error bound, and their records give the smallest error that exceeds a bound. An error that a kernel makes
+in every call of a format is detected by the most sensitive case, so the limit of a run is the smallest limit of all
+passing cases. A run with a failure has no limits. A tensor that fails as expected has no limit either.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FORMATS = ("bfloat16", "float16", "float32", "float64")
 class Limit:
     """The smallest detected error of one kind.
 
-    ``size``: the error. ``case``: the id of the case that detects it, ``by`` statistical tests ('noise') or row bounds
-    ('bounds').
+    ``size``: the error. ``case``: the id of the case that detects it. ``by``: 'noise' if statistical tests detect it,
+    'bounds' if the error bounds of rows do.
     """
 
     size: float
@@ -40,8 +40,8 @@ class Limit:
 class FormatLimits:
     """The limits of a run for one input ``format``, by tensor and by kind of error.
 
-    :mod:`ringspec.compare.statistics.power` lists the kinds. ``recipe``: the recipe that the noise cases assume, None
-    if no noise case passed. ``declared``: whether the target declares that recipe. ``found``: the limits.
+    :mod:`ringspec.compare.statistics.power` lists the kinds. ``recipe``: the rounding that the noise cases assume, None
+    if no noise case passed. ``declared``: whether the program under test declares that recipe. ``found``: the limits.
     """
 
     format: str
@@ -50,12 +50,12 @@ class FormatLimits:
     found: Mapping[str, Mapping[str, Limit]] = field(default_factory=dict)
 
     def size(self, tensor: str, kind: str) -> float | None:
-        """Return the smallest detected error of a tensor and kind; None if there is no limit."""
+        """Return the smallest detected error of this kind in a tensor; None if there is no limit."""
         limit = self.found.get(tensor, {}).get(kind)
         return None if limit is None else limit.size
 
     def least(self, kind: str) -> float | None:
-        """Return the smallest detected error of one kind in any tensor; None if there is no limit."""
+        """Return the smallest detected error of this kind in any tensor; None if there is no limit."""
         sizes = [self.size(name, kind) for name in self.found]
         return min((x for x in sizes if x is not None), default=None)
 

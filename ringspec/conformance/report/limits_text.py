@@ -29,7 +29,7 @@ MARKS = {
 
 
 def limit_rows(limits: Sequence[FormatLimits]) -> list[list[str]]:
-    """Return the rows of the table, the column heads first; a column without any limit is left out.
+    """Return the rows of the table, starting with the column heads; a column without any limit is left out.
 
     >>> from ringspec.conformance.report.limits import Limit
     >>> found = {"o": {"factor": Limit(1.63e-4, "noise/a", "noise")}}
@@ -58,7 +58,7 @@ def cells_of(one: FormatLimits) -> list[str]:
 
 
 def figure(x: float | None) -> str:
-    """Format a size with two digits, rounded up so that an error of the printed size is detected.
+    """Format a size with two digits. It is rounded up, so that an error of the printed size is detected.
 
     >>> figure(1.61e-4), figure(0.0431), figure(9.95e-5), figure(0.5), figure(11.2), figure(None)
     ('1.7e-4', '0.044', '1.0e-4', '0.50', '12', '-')
@@ -79,7 +79,7 @@ def figure(x: float | None) -> str:
 def limit_lines(limits: Sequence[FormatLimits], run: str = "this run") -> list[str]:
     """Return the text of the limits in lines of at most 80 characters; no lines if there are no limits.
 
-    ``run``: what the heading calls the run or profile that has these limits.
+    ``run``: how the heading names the run or profile that has these limits.
     """
     if not limits:
         return []
@@ -93,12 +93,12 @@ def limit_lines(limits: Sequence[FormatLimits], run: str = "this run") -> list[s
 
 
 def heading(run: str = "this run") -> str:
-    """Return the heading, which says what the numbers of the table are."""
+    """Return the heading, which says what the numbers in the table mean."""
     return f"not seen by {run}: errors below these (found with {100 * POWER:g} % probability)"
 
 
 def explanation(limits: Sequence[FormatLimits]) -> list[str]:
-    """Explain one number of the table, the last columns, and the marks in the first column."""
+    """Explain one number of the table as an example, then the last columns and the marks in the first column."""
     heads, marks = limit_rows(limits)[0], {cells_of(one)[0][-1] for one in limits}
     lines = [meaning(limits)]
     if "bias" in heads:
@@ -109,7 +109,7 @@ def explanation(limits: Sequence[FormatLimits]) -> list[str]:
 
 
 def meaning(limits: Sequence[FormatLimits]) -> str:
-    """Explain the first relative limit of the table in a sentence.
+    """Explain the first relative error in the table in a sentence.
 
     >>> from ringspec.conformance.report.limits import Limit
     >>> found = {"o": {"factor": Limit(1.63e-4, "noise/a", "noise")}}

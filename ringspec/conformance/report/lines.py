@@ -71,7 +71,10 @@ def texts_by_name(value: Any, what: str) -> None:
 
 
 def fields(line: dict[str, Any], of: type, called: str, what: str) -> None:
-    """Refuse fields that the dataclass ``of`` does not have, and the lack of fields without a default."""
+    """Refuse a line that does not have the fields of the dataclass ``of``.
+
+    It must have all fields without a default, and no others than those of the dataclass.
+    """
     known = {f.name: f for f in dataclasses.fields(of)}
     for name in line:
         if name not in known:
@@ -107,7 +110,7 @@ def read_record(line: dict[str, Any], what: str) -> Record:
 
 
 def check_diagnosis(found: dict[str, Any], what: str) -> None:
-    """Check a diagnosis: its text, its reading, and the fields that the verdict of a run is computed from."""
+    """Check a diagnosis: its text, its reading, and the fields from which the verdict of a run is computed."""
     for name in ("title", "text"):
         text(found.get(name, ""), f"{name} of {what}")
     if found.get("id") is not None:
@@ -122,7 +125,7 @@ def check_diagnosis(found: dict[str, Any], what: str) -> None:
 
 
 def check_reading(line: Any, what: str) -> None:
-    """Check the plain data of a :class:`ringspec.conformance.readout.reading.Reading`."""
+    """Check the plain data of a reading (:class:`ringspec.conformance.readout.reading.Reading`)."""
     exactly(mapping(line, what), ("problem", "right", "forward", "backward"), what)
     text(line["problem"], what)
     truth(line["right"], what)
@@ -153,7 +156,7 @@ def truth(value: Any, what: str) -> bool:
 
 
 def check_noise(found: dict[str, Any], what: str) -> None:
-    """Check the fields from which the limits of a run are computed: ``recipe``, ``declared`` and ``limits``."""
+    """Check ``recipe``, ``declared`` and ``limits``, from which the limits of a run are computed."""
     if "limits" not in found:  # written by an earlier version
         return
     text(found.get("recipe"), f"recipe of {what}")
@@ -184,7 +187,7 @@ def read_finding(line: Any, what: str) -> Finding:
 
 
 def check_coverage(line: Any, what: str) -> None:
-    """Check the coverage in a footer: texts, and for each kind of claim a list of names or numbers."""
+    """Check what a footer says about untested claims: strings, and for each kind a list of names or numbers."""
     if not isinstance(line, dict) or set(line) != {"untested", "untested_line", "clauses", "hints"}:
         refuse(f"untested, untested_line, clauses and hints as {what}", line)
     text(line["untested_line"], what)

@@ -41,13 +41,13 @@ FAILURES = tuple(outcome for outcome in OUTCOMES if outcome not in NO_FAILURES)
 class Record:
     """The outcome of one case, as plain data.
 
-    ``id``: the case. ``outcome``: one of :data:`OUTCOMES`. ``needs``: what the case requires of a target. ``reason``:
-    why the case is not claimed, or why its failure is expected. ``message``: what is wrong; for a pass, what the target
-    printed. ``findings``: the comparison of each worker's tensors with the truth. ``truth``: what the results are
-    compared with, such as 'exact'. ``seconds``: how long the case took. ``flags``: the known bugs that the case
-    detects. ``used``: the claimed values that its calls used, by kind
+    The target is the program under test. ``id``: the case. ``outcome``: one of :data:`OUTCOMES`. ``needs``: what the
+    case requires of a target. ``reason``: why the case is not claimed, or why its failure is expected. ``message``:
+    what is wrong; for a pass, what the target printed. ``findings``: the comparison of each worker's tensors with the
+    correct values. ``truth``: what the results are compared with, such as 'exact'. ``seconds``: how long the case took.
+    ``flags``: the known bugs that the case detects. ``used``: the claimed values that its calls used, by kind
     (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``, ``noise``, ``diagnosis``: the attention
-    pattern, the statistical tests and the named bug as plain data, or None.
+    pattern, the outcome of the statistical tests and the named bug as plain data, or None.
     """
 
     id: str

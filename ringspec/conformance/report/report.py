@@ -105,8 +105,8 @@ def make_header(
 ) -> dict[str, Any]:
     """Make the first line of a report, which describes the target, the golden vectors and the machine.
 
-    ``spec``: TARGET as the user wrote it. ``vectors``: name, set_version and digest of the golden set. The header's
-    ``versions`` and ``files`` are those of the packages in the process that runs the target
+    ``spec``: the target as the user wrote it on the command line. ``vectors``: name, set_version and digest of the
+    golden set. The header's ``versions`` and ``files`` are those of the packages in the process that runs the target
     (:func:`ringspec.conformance.target.provenance.computed_with`).
     """
     claims: Capabilities = target.capabilities
@@ -193,8 +193,8 @@ def footer_of(
 ) -> dict[str, Any]:
     """Make the last line of a report. A run in which some cases did not run counts as incomplete.
 
-    ``coverage``: what the run did not test (:meth:`ringspec.conformance.report.coverage.Coverage.as_dict`).
-    ``coverage`` and ``limits`` are left out of the line if they are None.
+    ``coverage``: what the run did not test (:meth:`ringspec.conformance.report.coverage.Coverage.as_dict`). ``limits``:
+    the smallest errors that the cases detect. If one of the two is None, it is left out of the line.
     """
     known: dict[str, Any] = {} if coverage is None else {"coverage": dict(coverage)}
     if limits is not None:
@@ -230,10 +230,10 @@ def plain(value: Any) -> Any:
 def report_lines(report: Report) -> list[dict[str, Any]]:
     """Return all lines of a report as plain data, for :mod:`ringspec.render`.
 
-    Up to two lines, which are computed from the cases and not stored in the file, precede the footer. If failures were
-    diagnosed, a line of kind 'verdict' contains the verdict as text (``lines``) and the id of the case that shows the
-    explanation (``shown_by``). If the run has limits, a line of kind 'limits' contains their table (``heading``,
-    ``rows`` and ``notes``).
+    Up to two further lines are inserted before the footer. They are computed from the cases, not stored in the file. If
+    failures were diagnosed, a line of kind 'verdict' contains the verdict as text (``lines``) and the id of the case
+    that shows the explanation (``shown_by``). If the run has limits, which are the smallest errors that it detects, a
+    line of kind 'limits' contains their table (``heading``, ``rows`` and ``notes``).
     """
     lines = [plain(report.header), *map(case_line, report.records)]
     found = most_likely(report.records)
@@ -251,8 +251,7 @@ def report_lines(report: Report) -> list[dict[str, Any]]:
 def read_report(path: Path, *, partial: bool = False) -> Report:
     """Read and check the report at ``path``; the file is untrusted.
 
-    ``partial``: accept a file that ends early, even within a line.
-    Raises :class:`~ringspec.errors.FileFormatError`.
+    ``partial``: accept a file that ends early, even within a line. Raises :class:`~ringspec.errors.FileFormatError`.
     """
     return report_from(read_plain_file(path, MAX_BYTES), str(path), partial=partial)
 

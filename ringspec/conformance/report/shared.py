@@ -1,4 +1,7 @@
-"""Find failures that several cases share, to show each one once, and suggest claims for wrong dtypes."""
+"""Find failures that several cases share, so that the report shows each one once.
+
+If results have a wrong dtype in several cases, the report also suggests how the program under test should declare it.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ POINTS = {"o": "outputs", "lse": "lse", "dsinks": "lse"}
 
 
 def same_message(records: Sequence[Record]) -> dict[str, list[str]]:
-    """Group failures by outcome and message: map the id of each group's first case to the ids of its other cases.
+    """Group failures by outcome and message.
 
-    Groups of fewer than three cases are left out. So are mismatches, because the message of each says where it is
-    wrong.
+    The result maps the id of each group's first case to the ids of its other cases. Groups of fewer than three cases
+    are left out. So are wrong numbers (outcome 'mismatch'), because each message says where the numbers are wrong.
 
     >>> same_message([Record(id, "error", message="no GPU") for id in "abc"])
     {'a': ['b', 'c']}
@@ -35,7 +38,7 @@ def same_message(records: Sequence[Record]) -> dict[str, list[str]]:
 
 
 def dtype_fault(tensor: str, worker: int, got: str, expected: str) -> str:
-    """Describe a wrong dtype in the form that :data:`FAULT` matches.
+    """Describe a wrong dtype in the words that the pattern :data:`FAULT` matches.
 
     >>> dtype_fault("o", 0, "float32", "bfloat16")
     'o of worker 0 is float32, expected bfloat16'
@@ -44,7 +47,7 @@ def dtype_fault(tensor: str, worker: int, got: str, expected: str) -> str:
 
 
 def with_shared_dtype(records: Sequence[Record]) -> list[Record]:
-    """Return the records with a wrong dtype; an empty list if there are fewer than :data:`FEWEST`."""
+    """Return the records of cases with a wrong dtype; [] if there are fewer than :data:`FEWEST` cases."""
     alike = [one for one in records if one.outcome == "wrong dtype"]
     return alike if len(alike) >= FEWEST else []
 
@@ -52,7 +55,8 @@ def with_shared_dtype(records: Sequence[Record]) -> list[Record]:
 def shared_dtype_lines(records: Sequence[Record], declared: Any = None) -> list[str]:
     r"""Say how many cases return which wrong dtype, and how to fix it.
 
-    ``declared``: the target's claim ``recipe``, to which the suggested rounding points are added.
+    ``declared``: the rounding that the program under test declares (its claim ``recipe``). The suggested claim extends
+    it.
 
     >>> text = "o of worker 0 is float32, expected bfloat16; dq of worker 0 is float32, expected bfloat16"
     >>> wrong = [Record(id, "wrong dtype", {"inputs": "bfloat16"}, message=text) for id in "abc"]
@@ -97,7 +101,7 @@ def listed(names: Mapping[str, None]) -> str:
 def claim_for(
     faults: Mapping[tuple[str, str, str], Mapping[str, None]], declared: Any
 ) -> str | None:
-    """Return the claim ``recipe`` that accepts the returned dtypes, as text; None if no recipe does."""
+    """Return the claim ``recipe``, as text, that allows the returned dtypes; None if no recipe does."""
     claims: dict[str, dict[str, Any]] = {}
     for (inputs, got, _), tensors in faults.items():
         if inputs not in RECIPE_OF_FORMAT:

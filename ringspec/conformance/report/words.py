@@ -43,7 +43,7 @@ def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
 
 
 def diagnosis_lines(record: Record) -> list[str]:
-    """Return the diagnosis of a failure in lines, the name of the bug first; no lines if it has no diagnosis."""
+    """Return the lines that name the known bug with the results of a failure; [] without a diagnosis."""
     text = str((record.diagnosis or {}).get("text", ""))
     return [
         f"  {'diagnosis: ' if n == 0 else '  '}{line}" for n, line in enumerate(text.splitlines())
@@ -53,8 +53,9 @@ def diagnosis_lines(record: Record) -> list[str]:
 def verdict_lines(found: Mapping[str, Any], spec: str = "TARGET") -> list[str]:
     r"""Describe the verdict of a run (:func:`ringspec.conformance.diagnose.summary.most_likely`).
 
-    The lines say what the target computes instead of attention, then which known bug explains most failures, then which
-    bugs explain the remaining ones. ``spec``: the target, as written in the suggested commands.
+    The target is the program under test. The lines say what it computes instead of attention, then which known bug
+    explains most failures, then which bugs explain the remaining ones. ``spec``: the target, as written in the
+    suggested commands.
 
     >>> other = {"id": "dlse-sign", "title": "a sign", "count": 1, "refuted_by": ["ring/a"]}
     >>> print("\n".join(verdict_lines({"id": None, "of": 5, "also": [other]})))
@@ -81,7 +82,7 @@ def verdict_lines(found: Mapping[str, Any], spec: str = "TARGET") -> list[str]:
 
 
 def explanation_lines(found: Mapping[str, Any], spec: str) -> list[str]:
-    r"""Describe what a target computes instead of attention.
+    r"""Describe what the program under test computes instead of attention.
 
     >>> found = {"sentences": ["In the forward pass, the block is counted twice."], "alternatives": [],
     ...          "explained": ["a", "b", "c"], "failures": 4, "hint": "look at the loop", "shown_by": "readout/x",
@@ -118,7 +119,7 @@ def diagnosed(count: int) -> str:
 
 
 def also_named(one: Mapping[str, Any]) -> str:
-    """Describe a bug that the diagnoses of some cases name, although the verdict of the run names another or none."""
+    """Describe a bug that the diagnoses of some cases name, but not the verdict of the run."""
     one_only = one["count"] == 1
     failures = "1 other failure looks" if one_only else f"{one['count']} other failures look"
     text = f"  {failures} like: {one['title']} [{one['id']}]"

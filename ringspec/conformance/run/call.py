@@ -1,7 +1,8 @@
 """Run one call of a target, and check everything about its result except the values.
 
-:func:`ask` runs the target; :func:`outputs_of` checks names, shapes and dtypes of the result. Each of them raises
-:class:`Stop` with the outcome of the case if something is wrong.
+A target is the program under test; a call is one request to it. :func:`ask` runs the target; :func:`outputs_of` checks
+names, shapes and dtypes of the result. If something is wrong, each of them raises :class:`Stop` with the outcome of the
+case.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class Tail(io.TextIOBase):
 def ask(target: Target, call: Call, capture: bool = True) -> tuple[Result, str]:
     """Run one call; return the result and what the target printed. Raise Stop if the target changed its inputs.
 
-    ``capture``: keep the end of what the target prints, for the message of the case; otherwise it goes
-    to stdout as usual.
+    ``capture``: keep the end of what the target prints, for the message of the case; otherwise it goes to stdout as
+    usual. Only the main thread can capture it.
     """
     before, printed = fingerprint(call), Tail()
     # sys.stdout belongs to all threads, so it is redirected in the main thread only.
@@ -123,7 +124,7 @@ def failure(error: BaseException) -> tuple[str, str]:
 
 
 def with_printed(message: str, printed: str) -> str:
-    r"""Append what the target printed (the end, if it is long) to the message of a passed case.
+    r"""Add what the target printed to the message of a passed case; a long text is cut to its end.
 
     >>> with_printed("", "step 1 done\n")
     'it printed:\nstep 1 done'
@@ -140,8 +141,9 @@ def with_log(message: str, log: str) -> str:
 def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, PerWorker]:
     """Return the expected tensors of a result, per worker, in the suite's order of axes and in storage dtypes.
 
-    The arrays are copies. Raises :class:`Stop` with the first of 'missing', 'wrong shape' and 'wrong
-    dtype' that applies, and with a finding for each tensor of each worker that has this fault.
+    The arrays are copies. If tensors are missing, or have a wrong shape or dtype, it raises :class:`Stop`. The outcome
+    is the first that applies of 'missing', 'wrong shape' and 'wrong dtype'; the findings name each faulty tensor of
+    each worker.
     """
     outputs: dict[str, PerWorker] = {}
     faults: list[tuple[str, Finding, str]] = []
@@ -177,7 +179,7 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
 
 
 def given(result: Result, name: str) -> bool:
-    """Tell whether a result contains the tensor ``name`` for any worker."""
+    """Tell whether a result contains the tensor ``name`` for at least one worker."""
     value = getattr(result, name)
     nothing = isinstance(value, list | tuple) and all(x is None for x in value)
     return value is not None and not nothing
@@ -201,7 +203,7 @@ def fault_of(
     formats: tuple[str, ...],
     axes: str,
 ) -> tuple[str, str] | None:
-    """Return an outcome and a sentence if a worker's tensor is missing or has a wrong form; None otherwise."""
+    """Return an outcome and a sentence if a worker's tensor is missing or has a wrong shape or dtype, else None."""
     if worker >= len(due.shapes):
         return (
             "wrong shape",

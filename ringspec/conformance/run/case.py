@@ -1,4 +1,4 @@
-"""Run one case against a target: make its calls, judge the results, and record the outcome."""
+"""Run one case against a target (the program under test): make its calls, judge the results, and record the outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Diagnose = Callable[..., dict[str, Any] | None]
 def run_case(
     target: Target, case: RunCase, diagnose: Diagnose | None = None, capture: bool = True
 ) -> Record:
-    """Run one case against a target, and diagnose a mismatch with ``diagnose``.
+    """Run one case against a target. If results are wrong, ``diagnose`` is called to explain them.
 
     ``capture``: what the target prints goes into the record instead of stdout.
     """

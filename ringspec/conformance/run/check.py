@@ -53,7 +53,7 @@ class Checked:
         """The most likely bug, as ``diagnose.summary.most_likely`` finds it; None if nothing was diagnosed.
 
         ``id``, ``title``, ``links``: the bug; ``id`` is None if no known bug explains the failures. ``of``: number of
-        diagnoses; ``count``: number of those that name this bug or consider it possible.
+        diagnosed cases. ``count``: number of those whose results may come from this bug.
         """
         return most_likely(self.records)
 
@@ -92,15 +92,15 @@ def check(
 ) -> Checked:
     """Run a profile of the conformance suite: ``ringspec check`` as a function.
 
-    ``target``: an object with ``name``, ``capabilities`` and ``run(call)``, such as
-    :class:`~ringspec.conformance.adapters.numpy_lists.NumPyTarget`, or a text as on the command line of
-    ``ringspec check``. ``profile``: 'smoke' (seconds), 'core' (minutes), 'full', 'seeds' or 'noise'. ``only``: patterns
-    of case ids, such as ``ring/*``. ``timeout``: seconds for one call of a target that runs in another process.
+    ``target``: the program under test. It is an object with ``name``, ``capabilities`` and ``run(call)``, such as
+    :class:`~ringspec.conformance.adapters.numpy_lists.NumPyTarget`, or a text as on the command line of ``ringspec
+    check``. ``profile``: 'smoke' (seconds), 'core' (minutes), 'full', 'seeds' or 'noise'. ``only``: patterns of case
+    ids, such as ``ring/*``. ``timeout``: seconds for one call of a target that runs in another process.
     ``progress(done, total, id)`` is called after each case.
 
-    Raises what :func:`ringspec.conformance.run.load.load_target` and :func:`ringspec.conformance.run.suite.run`
-    raise, subclasses of :class:`~ringspec.errors.RingspecError`. Results are compared with the correctly
-    rounded values of the definition, within the bounds of :mod:`ringspec.compare.bounds`.
+    Results are compared with the correctly rounded values of the definition, within the bounds of
+    :mod:`ringspec.compare.bounds`. Raises the errors of :func:`ringspec.conformance.run.load.load_target` and
+    :func:`ringspec.conformance.run.suite.run`, which are subclasses of :class:`~ringspec.errors.RingspecError`.
 
     >>> checked = check("ringspec.conformance.targets.reference:reference_float32", only="ring/*")
     >>> print(checked)

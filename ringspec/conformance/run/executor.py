@@ -1,4 +1,7 @@
-"""Execute cases in this process, or in processes that load the target by its name."""
+"""Execute cases in this process, or in other processes that load the target by its name.
+
+The target is the program under test.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ def executed(
 ) -> Generator[Record, None, None]:
     """Yield the records of cases, in their order.
 
-    ``jobs`` > 1 requires ``spec`` and ``profile``, by which other processes find the target and the cases. Without
-    ``spec`` all cases are executed in this process.
+    ``spec`` and ``profile`` are the names by which other processes find the target and the cases, so ``jobs`` > 1
+    requires both. Without ``spec`` all cases are executed in this process.
     """
     check_numbers(timeout, jobs)
     if jobs > 1 and spec is not None:
@@ -59,7 +62,7 @@ def check_numbers(timeout: float | None, jobs: int) -> None:
 
 
 def opened(spec: str, timeout: float | None = None, *, here: bool = False) -> Target:
-    """Load the target that a text names, first in a separate process, because loading may crash.
+    """Load the target that ``spec`` names, first in a separate process, because loading may crash.
 
     The target stays in the separate process, with ``timeout`` seconds for one call. It is loaded again in this process
     if ``here`` is True or if the target has its own processes. Raises OptionError if it cannot be loaded.
@@ -81,7 +84,7 @@ def opened(spec: str, timeout: float | None = None, *, here: bool = False) -> Ta
 
 
 def rank_of_debugger() -> int:
-    """Return the rank that runs in this process for a debugger: RINGSPEC_RANK, by default 0."""
+    """Return the rank that a debugger runs in this process: RINGSPEC_RANK, by default 0."""
     text = os.environ.get("RINGSPEC_RANK", "0")
     if not text.isdecimal() or len(text) > 6:
         raise OptionError("RINGSPEC_RANK as the number of a rank", shown(text), "set it to 0")

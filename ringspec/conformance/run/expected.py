@@ -9,13 +9,13 @@
     count = 12
     reason = "the last chunk is not sent, issue 15"
 
-A listed case that passes is an 'unexpected pass', which is a failure. An id that names no case of the
-profile, or a case that the target does not claim, is an error.
+A listed case that passes is an 'unexpected pass', which is a failure. It is an error to list an id that names no case
+of the profile, or a case that the target (the program under test) does not claim to support.
 
-In a pattern ``*`` matches any characters, ``?`` matches one character, and ``[ab]`` matches a or b. Exactly ``count``
-of the claimed cases that match must fail, no matter which ones. Each failure above ``count`` is a failure of the run;
-each missing failure is an unexpected pass. If only some of the matching cases run, an unexpected pass is reported only
-when ``count`` failures are no longer possible.
+In a pattern ``*`` matches any characters, ``?`` matches one character, and ``[ab]`` matches a or b. Of the claimed
+cases that match, exactly ``count`` must fail, no matter which ones. Each failure above ``count`` is a failure of the
+run; each missing failure is an unexpected pass. If only some of the matching cases run, an unexpected pass is reported
+only when ``count`` failures are no longer possible.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WILD = frozenset("*?[")
 
 @dataclass(frozen=True)
 class Several:
-    """Of the cases that match a pattern, ``count`` are expected to fail, for one ``reason``."""
+    """Expected failures of a pattern: ``count`` of the matching cases are expected to fail, for one ``reason``."""
 
     count: int
     reason: str

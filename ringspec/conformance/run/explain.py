@@ -1,6 +1,6 @@
 """Run a target on a few readout problems and say in sentences what it computes.
 
-The results of a readout problem show the weight of each pair of tokens.
+The target is the program under test. The results of a readout problem show the weight of each query and key.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ringspec.conformance.target.protocol import Target
 
 @dataclass(frozen=True)
 class Run:
-    """One problem that was run. ``reading``: what the ``outputs`` show. ``stopped``: why there are no outputs.
+    """One problem that was run. ``reading``: what its results show. ``stopped``: why it has no results.
 
-    ``outputs``: those of the call that is read, and those of the call with random inputs.
+    ``outputs``: the results of the call that is read, and those of the call with random inputs.
     """
 
     problem: Problem
@@ -40,10 +40,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a target computes, read from ``runs``.
+    """What a target computes, read from the problems in ``runs``.
 
     ``told``: the explanation. ``known``: id, title and links of the known bug with the same results; None if no known
-    bug has them. ``unread``: why nothing could be read; '' otherwise.
+    bug has them. ``unread``: why no problem could be run; '' otherwise.
     """
 
     runs: tuple[Run, ...]
@@ -57,7 +57,7 @@ class Explained:
 
     @property
     def right(self) -> bool:
-        """Tell whether at least one problem was read and no problem has wrong results."""
+        """Tell whether at least one problem was run and all of them have correct results."""
         return bool(self.runs) and self.wrong == 0
 
     @property
@@ -126,7 +126,10 @@ def faults_in(reading: Reading) -> int:
 
 
 def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = ()) -> Run:
-    """Run one problem and read its results; faults of ``earlier`` readings are tried first."""
+    """Run one problem and read its results.
+
+    ``earlier``: what earlier problems showed. The faults in it are the first to be tried as an explanation.
+    """
     claims = target.capabilities
     try:
         outputs = [
@@ -139,7 +142,7 @@ def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = (
 
 
 def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
-    """Find the known bug that gives the same results in the problem that shows the fault; None if there is none."""
+    """Find the known bug that gives the same results in the problem that shows the fault; return None without one."""
     shown = [one for one in wrong if one.problem.id == found.shown_by]
     if not shown:
         return None

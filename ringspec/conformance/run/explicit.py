@@ -1,7 +1,7 @@
 """Convert a call to a problem whose inputs are explicit numbers, from which smaller calls can be made.
 
-The tensors are global, not divided among workers. :func:`case_of` makes a golden case from them, so that results can be
-compared with exact truth (:func:`ringspec.conformance.cases.problems.judged`).
+The tensors are global, not divided among workers. :func:`case_of` makes a golden case from such a problem, so that
+results can be compared with exact values (:func:`ringspec.conformance.cases.problems.judged`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def whole(call: Call, name: str, shards: PerWorker) -> NDArray:
 
 
 def in_order(arrays: list[NDArray], index: NDArray[np.int64] | None, axis: int) -> NDArray:
-    """Concatenate the workers' arrays along an axis, in the order of the tokens, without padding slots."""
+    """Concatenate the workers' arrays along an axis, in the order of the tokens, without padding."""
     assert index is not None
     tokens, every = index.ravel(), np.concatenate(arrays, axis=axis)
     slots = np.argsort(tokens, kind="stable")[int((tokens < 0).sum()) :]
@@ -111,7 +111,10 @@ def in_order(arrays: list[NDArray], index: NDArray[np.int64] | None, axis: int) 
 
 
 def given_positions(call: Call) -> dict[str, NDArray]:
-    """Return ``positions_q`` and ``positions_k``, each only if it is not the token numbers plus an offset."""
+    """Return ``positions_q`` and ``positions_k``.
+
+    Positions that are just the token numbers plus an offset are left out.
+    """
     found = {}
     for name, index, position, first in (
         ("positions_q", call.index_q, call.position_q, call.terms.get("q_offset", 0)),

@@ -1,6 +1,7 @@
-"""The program of a judging process: execute cases of one profile, one for each id that it receives.
+"""The program of a judging process, which runs cases and judges their results.
 
-:mod:`ringspec.conformance.run.judges` starts it, and reads the records as lines of a report.
+:mod:`ringspec.conformance.run.judges` starts it and sends ids of cases of one profile. The program answers each id with
+the record of the case, as a line of a report.
 """
 
 from __future__ import annotations

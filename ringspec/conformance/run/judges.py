@@ -1,9 +1,10 @@
 """Distribute cases over judging processes, each of which calls the target in another process.
 
-For most targets, computing the truth of a case takes longer than the target's calls, so whole cases are distributed,
-not calls. A case consists of functions, so a process receives the case's profile and id instead. Neighbouring cases
-with one problem in several layouts and formats stay together, because they share one truth. Records are sent back as
-lines of a report and are checked, because a judging process also imports code of the target.
+The target is the program under test. For most targets, computing the correct results of a case takes longer than the
+target's calls, so whole cases are distributed, not calls. A case consists of functions, which cannot be sent, so a
+process receives the case's profile and id instead. Consecutive cases with one problem in several layouts and formats
+stay together, because they share its correct results. Records are sent back as lines of a report. They are checked,
+because a judging process also imports code of the target.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def in_processes(
     spec: str,
     diagnose: bool,
 ) -> Generator[Record, None, None]:
-    """Yield the records of cases of a profile, in their order; they do not depend on ``jobs``."""
+    """Yield the records of cases, in their order. The records do not depend on ``jobs``."""
     setup = {"profile": profile, "spec": spec, "timeout": timeout, "diagnose": diagnose}
     judges: list[Program] = []
     own = threading.local()
@@ -93,7 +94,8 @@ def started(setup: Mapping[str, Any]) -> Program:
 def judged(judge: Program, id: str, readings: list[Any]) -> Record:
     """Return the record of one case; raise RingspecError if the process ended or reports an error.
 
-    ``readings``: the diagnoses of all failed readouts, which may explain this case.
+    ``readings``: the diagnoses of all failed readouts (cases whose results show the attention weights), which may
+    explain this case.
     """
     try:
         line = judge.exchange(line_of({"id": id, "readings": readings}), math.inf)
@@ -110,7 +112,7 @@ def judged(judge: Program, id: str, readings: list[Any]) -> Record:
 
 
 def chunks(ids: Sequence[str]) -> list[list[str]]:
-    """Divide ids into lists, each for one process at a time.
+    """Divide ids into lists. Each list goes to one process, which runs its cases in order.
 
     >>> chunks(["probe/a/full-contiguous-w2-bf16", "probe/a/full-zigzag-w2-f32", "probe/a/one"])
     [['probe/a/full-contiguous-w2-bf16', 'probe/a/full-zigzag-w2-f32'], ['probe/a/one']]
@@ -125,7 +127,10 @@ def chunks(ids: Sequence[str]) -> list[list[str]]:
 
 
 def within_limits(record: Record, diagnosed: Counter[str]) -> Record:
-    """Remove the diagnosis of a record if enough failures of its kind, in any process, already have one."""
+    """Remove the named bug from a record if enough failures of its kind have a diagnosis already.
+
+    The limit holds for all processes together.
+    """
     if record.diagnosis is None or "id" not in record.diagnosis:
         return record
     kind = kind_of(record.id)

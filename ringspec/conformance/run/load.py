@@ -1,4 +1,4 @@
-"""Load the target that a text on a command line names.
+"""Load the target (the program under test) that a text on a command line names.
 
 ``package.module:object``   an attribute of a module; dots are allowed
 ``path/file.py:object``     an attribute of a file
@@ -63,10 +63,10 @@ def load_target(spec: str) -> Target:
 def asked_of(
     spec: str, profile: str | None = None, only: Sequence[str] = ()
 ) -> tuple[str, tuple[str, ...]]:
-    """Return profile and patterns of a run: the given ones, else those for which a ``dir:`` folder was written.
+    """Return profile and patterns of a run.
 
-    The default profile is 'core'. Raises :class:`~ringspec.errors.OptionError` if the folder lacks cases of the
-    profile.
+    These are the given ones, else those for which a ``dir:`` folder was written, else 'core' without patterns. Raises
+    :class:`~ringspec.errors.OptionError` if the folder lacks cases of the profile.
 
     >>> asked_of("cmd:./ring"), asked_of("cmd:./ring", "smoke", ["ring/*"])
     (('core', ()), ('smoke', ('ring/*',)))
@@ -147,7 +147,7 @@ def from_file(path: Path, spec: str) -> ModuleType:
 
 @contextlib.contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Put a folder first on the import path; afterwards leave it last, for imports inside functions."""
+    """Put a folder first on the import path, then move it to the end, because functions may import later."""
     place = str(folder)
     sys.path.insert(0, place)
     try:
@@ -215,7 +215,7 @@ def checked(value: Any, spec: str) -> Target:
 
 
 def check_told(has: Mapping[str, Any], spec: str) -> None:
-    """Check what a target provides for the report; raise OptionError if it is not text."""
+    """Check the name, notes, versions and methods of a target; raise OptionError if one has the wrong type."""
     name, notes, versions = has["name"], has.get("notes", ()), has.get("versions", {})
     if not isinstance(name, str) or not name.strip() or len(name) > MOST_NAME:
         raise OptionError(f"a name of {spec}, a short text", shown(name), ATTRIBUTES)

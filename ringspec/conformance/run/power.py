@@ -1,4 +1,7 @@
-"""Compute which errors a run will detect, by running a correct program with the claims of the target."""
+"""Compute which errors a run will detect, by running a correct program with the claims of the target.
+
+The target is the program under test; its claims say what it supports and how it rounds.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ def power_of(
 ) -> tuple[FormatLimits, ...]:
     """Return the limits that a correct target with these claims has in a run of ``cases``.
 
-    A limit is the smallest error that the cases detect. For an input format with noise cases, only the noise cases run,
-    because they detect the smallest errors; for any other format, all cases run. The correct program rounds as the
-    target declares, by default as the recipe of the input format says.
+    A limit is the smallest error that the cases detect. If an input format has noise cases, which test the statistics
+    of rounding errors, only these run, because they detect the smallest errors. For any other format, all cases run.
+    The correct program rounds as the target declares, or by default as usual for the input format.
     """
     program = Reference(recipe("float64"))
     program.capabilities = dataclasses.replace(

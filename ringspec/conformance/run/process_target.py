@@ -1,10 +1,10 @@
-"""A Python target in a separate process, so that the target cannot affect the suite.
+"""A Python target (program under test) in a separate process, so that the target cannot affect the suite.
 
-The process loads the target by its name and is called like a ``cmd:`` program: JSON lines over pipes with a
-deadline, tensors in safetensors files, a log of limited length, and a process group that ends together
-(:mod:`ringspec.conformance.adapters.command`). Only the answers differ from those of a program: they also contain the
-outcome of an exception, what was printed, and the dtype and shape of each array. So the suite can report a list that is
-too short, or a dtype that a file cannot hold.
+The process loads the target by its name and is called like a ``cmd:`` program
+(:mod:`ringspec.conformance.adapters.command`). JSON lines travel over pipes with a deadline, and tensors in safetensors
+files. There is a log of limited length, and a process group that ends together. The answers contain more than those of
+a program: the outcome of an exception, what was printed, and the dtype and shape of each array. So the suite can report
+a list that is too short, or a dtype that a file cannot hold.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ ANSWER_KEYS = {"kind", "id", "outcome", "message", "printed", "results", "versio
 class ProcessTarget:
     """The target that ``spec`` names, called in another process.
 
-    ``name`` and ``capabilities``: if not given, those of the target. ``timeout``: seconds for one call, None for no
-    limit. Loading the target has its own limit, :data:`START_SECONDS`. ``own_processes``: whether the target has its
-    own processes (an attribute ``timeout``); such a target is called directly, not through this process. ``printed``:
-    the end of what the last call printed. Raises OptionError if the target cannot be loaded.
+    ``name`` and ``capabilities``: by default, those of the target. ``timeout``: seconds for one call, None for no
+    limit. Loading the target has a separate limit, :data:`START_SECONDS`. ``own_processes``: whether the target has its
+    own processes (it then has an attribute ``timeout``); such a target is called directly, not through this process.
+    ``printed``: the end of what the last call printed. Raises OptionError if the target cannot be loaded.
     """
 
     def __init__(
@@ -150,7 +150,10 @@ def check_form(answer: Answer, call: Call) -> None:
 
 
 def array_of(array: NDArray | None, said: Any) -> NDArray | None:
-    """Return one array of one worker, or zeros of the array's dtype and shape if the file could not hold the array."""
+    """Return one array of one worker.
+
+    If the file cannot hold the array, return zeros of its dtype and shape.
+    """
     if said is None or array is not None:
         return array
     try:

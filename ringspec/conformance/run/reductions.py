@@ -1,6 +1,7 @@
-"""Reductions: functions that yield named problems simpler than a given one, the smallest first.
+"""Reductions: functions that yield simpler versions of a given problem, the smallest first.
 
-A yielded problem may be invalid, or not claimed by the target; the caller checks this.
+Each simpler problem has a name that says what changed. It may be invalid, or need something that the program under test
+does not support; the caller checks this.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def workers(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Nam
 
 
 def tokens(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Keep only the first or the last slots of each worker."""
+    """Keep only the first or the last tokens of each worker."""
     assert call.index_q is not None and call.index_k is not None
     of_q, of_k = call.index_q.shape[1], call.index_k.shape[1]
     zigzag = problem.ring is not None and problem.ring.layout == "zigzag"
@@ -129,7 +130,7 @@ def passes(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Name
 
 
 def terms(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Remove a mask term or a feature; then use a smaller window, one sink per head, or the default scale."""
+    """Leave out a mask or a feature; then try a smaller window, one sink per head, or the default scale."""
     for what, names in OPTIONAL:
         if any(name in problem.terms or name in problem.tensors for name in names):
             yield f"without {what}", without(problem, names)
@@ -154,7 +155,10 @@ def smaller_windows(problem: Explicit) -> Iterator[Named]:
 
 
 def numbers(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named]:
-    """Simplify a tensor: all 0, a single 1, all 1, rounded numbers; then one element at a time."""
+    """Simplify the numbers of a tensor.
+
+    Tried are: all 0, a single 1, all 1, rounded numbers, and then changes of one element at a time.
+    """
     for name, x in reversed(list(problem.tensors.items())):
         if is_number(name):
             for what, y in (*simple(x), *one_by_one(x)):
@@ -185,7 +189,7 @@ def one_by_one(x: NDArray) -> Iterator[tuple[str, NDArray]]:
 
 
 def stored(problem: Explicit, name: str, x: NDArray) -> NDArray:
-    """Round numbers to the format of an input."""
+    """Round numbers to the format of the input ``name``."""
     narrow = name in ("q", "k", "v", "dy")
     return round_to(x, problem.formats.inputs if narrow else problem.formats.statistics)
 
@@ -196,7 +200,9 @@ REDUCTIONS: tuple[Reduction, ...] = (
 
 
 def fewer(now: int, claimed: Sequence[int] | None = None, unit: int = 1) -> list[int]:
-    """Return counts below ``now``, smallest first: claimed counts or round numbers, as multiples of ``unit``.
+    """Return counts below ``now`` that are multiples of ``unit``, smallest first.
+
+    They are taken from ``claimed``, or else from a list of round numbers.
 
     >>> fewer(12), fewer(12, (4, 8, 16)), fewer(12, None, 4), fewer(1)
     ([1, 2, 3, 4, 6, 8, 11], [4, 8], [4, 8], [])
@@ -206,7 +212,10 @@ def fewer(now: int, claimed: Sequence[int] | None = None, unit: int = 1) -> list
 
 
 def chosen(now: int, count: int) -> list[list[int]]:
-    """Return which ``count`` of ``now`` numbers to try: each single one if there are few, else the first ones."""
+    """Return lists of the indices to keep if ``count`` of ``now`` entries remain.
+
+    If one of a few remains, each single entry is tried; otherwise only the first ``count`` entries.
+    """
     if count == 1 and now <= MOST_CHOICES:
         return [[i] for i in range(now)]
     return [list(range(count))]
@@ -219,7 +228,10 @@ def cut_tokens(
     slots_q: slice = slice(None),
     slots_k: slice = slice(None),
 ) -> Explicit:
-    """Keep some slots of the first ``count`` workers; the remaining tokens are renumbered in order."""
+    """Keep only the first ``count`` workers, and of their blocks the slots in ``slots_q`` and ``slots_k``.
+
+    A slot is a place in a worker's block. The remaining tokens are renumbered in order.
+    """
     assert call.index_q is not None and call.index_k is not None
     table_q, table_k = call.index_q[:count, slots_q], call.index_k[:count, slots_k]
     of_q, of_k = (np.sort(table[table >= 0]) for table in (table_q, table_k))
@@ -271,7 +283,7 @@ def numbered(table: NDArray, tokens_left: NDArray) -> tuple[tuple[int, ...], ...
 
 
 def cut_heads(problem: Explicit, kept: Sequence[int], members: Sequence[int]) -> Explicit:
-    """Keep the key heads ``kept``, and in the group of each key head the query heads ``members``."""
+    """Keep the key heads ``kept`` and, in the group of query heads of each, the ones numbered ``members``."""
     group = problem.shape.H // problem.shape.Hkv
     queries = [head * group + member for head in kept for member in members]
     tensors = dict(problem.tensors)
@@ -286,7 +298,7 @@ def cut_heads(problem: Explicit, kept: Sequence[int], members: Sequence[int]) ->
 
 
 def cut_dimensions(problem: Explicit, of_k: int, of_v: int) -> Explicit:
-    """Keep the first dimensions of q and k, v and dy; a default scale becomes the new default."""
+    """Keep the first dimensions of q and k, v and dy. If the scale is the default, it is computed again."""
     widths = {"q": of_k, "k": of_k, "v": of_v, "dy": of_v}
     tensors = {n: x[..., : widths[n]] if n in widths else x for n, x in problem.tensors.items()}
     scale = default_scale(of_k) if problem.default_scale else problem.terms["scale"]
@@ -303,7 +315,10 @@ def without(problem: Explicit, names: Sequence[str]) -> Explicit:
 
 
 def cost(problem: Explicit) -> tuple[float, ...]:
-    """Return how complicated a problem is, as a tuple. A reduction is accepted only if it makes the tuple smaller."""
+    """Return how complicated a problem is, as a tuple.
+
+    A simpler problem is accepted only if its tuple is smaller.
+    """
     shape, window = problem.shape, problem.terms.get("window") or (0, 0)
     return (
         problem.workers,
@@ -324,9 +339,10 @@ def cost(problem: Explicit) -> tuple[float, ...]:
 
 
 def cost_of(x: NDArray) -> float:
-    """Sum over the elements: 0 for a 0, 1 for a 1, 2 for other whole numbers, 3 for halves, 4 for the rest.
+    """Return how complicated the numbers of an array are, as a sum over the elements.
 
-    Numbers above 9 and negative numbers cost more.
+    0 costs 0, 1 costs 1, other whole numbers 2, halves 3, and all others 4. Numbers above 9 and negative numbers cost
+    more.
     """
     values = np.abs(x[np.isfinite(x)])
     kinds = [

@@ -1,4 +1,7 @@
-"""Choose a larger noise case that a target can run in a given time, by timing the usual noise case."""
+"""Choose a larger noise case that a target can run in a given time, by timing the usual noise case.
+
+A noise case tests the statistics of rounding errors; the target is the program under test.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Sharp:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A larger noise case, with estimates of its time and of the smallest relative error of o that it detects."""
+    """A larger noise case, with its estimated time and the estimated relative error of o that it detects."""
 
     case: RunCase
     seconds: float
@@ -40,9 +43,10 @@ class Estimate:
 
 
 def chosen(target: Target, spec: str, seconds: float) -> Sharp:
-    """Choose the smallest case that detects an error of :data:`WANTED` in o, or the largest that fits ``seconds``.
+    """Choose the smallest case that detects a relative error of :data:`WANTED` in o.
 
-    The usual noise case runs once, to measure its time. Raises OptionError for a folder of results.
+    If no such case can run in ``seconds``, choose the largest case that can. The usual noise case runs once, to measure
+    its time. Raises OptionError for a folder of results, which cannot be called.
     """
     if spec.startswith("dir:"):
         fix = "leave out --sharp, which calls the target with more inputs"
@@ -63,14 +67,14 @@ def chosen(target: Target, spec: str, seconds: float) -> Sharp:
 
 
 def claimed(target: Target) -> list[RunCase]:
-    """Return the cases of all sizes of the first ring that the target claims."""
+    """Return the larger noise cases, of all sizes, in the first ring that the target claims to support."""
     of_size = len(sharp.SIZES)
     every = [case for case in run_cases("sharp") if case.why_not(target.capabilities) is None]
     return every[:of_size]
 
 
 def estimates(cases: list[RunCase], seconds: float, limit: float) -> list[Estimate]:
-    """Estimate the time of each larger case and the error that it detects, from the values of the usual case."""
+    """Estimate time and detected error of each larger case, from those of the usual case."""
     return [
         Estimate(
             case,
@@ -82,7 +86,7 @@ def estimates(cases: list[RunCase], seconds: float, limit: float) -> list[Estima
 
 
 def fitting(found: list[Estimate], seconds: float) -> Sharp:
-    """Choose one of the ``found`` estimates, which must be in increasing order of size.
+    """Choose one of the estimates in ``found``, which must be in increasing order of size.
 
     >>> fitting([Estimate(None, 7.0, 2e-4)], 5).words
     'sharp: the smallest larger noise case would take about 7 s'

@@ -1,8 +1,10 @@
 """Shrink a failing case: find the simplest call that the target fails in the same way.
 
-Reductions are tried one by one (:mod:`ringspec.conformance.run.reductions`). A smaller call is accepted if only tensors
-are wrong that were wrong before, with the same kind of error. If readouts (:mod:`ringspec.conformance.readout`) explain
-the original failure, their explanation must hold for the smaller call as well.
+The target is the program under test; a call is one request to it. Reductions, which make a call smaller, are tried one
+by one (:mod:`ringspec.conformance.run.reductions`). A smaller call is accepted if all its wrong tensors were wrong
+before, with the same kind of error. The original failure may also have an explanation from readouts, which are calls
+whose results show the attention weights (:mod:`ringspec.conformance.readout`). Then this explanation must hold for the
+smaller call as well.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ Progress = Callable[[int, Explicit], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """A problem, its call, the target's results, and the comparison of the results with the truth."""
+    """A problem, its call, the target's results, and the comparison of the results with the correct ones."""
 
     problem: Explicit
     call: Call
@@ -192,7 +194,10 @@ def results(target: Target, call: Call) -> Outputs:
 def suspects(
     calls: Sequence[Call], outputs: Sequence[Outputs], findings: Sequence[Finding]
 ) -> Sequence[Call]:
-    """Return the calls with wrong results; all calls if the findings cannot be assigned to calls."""
+    """Return the calls with wrong results.
+
+    If the comparisons in ``findings`` cannot be assigned to calls, return all calls.
+    """
     counts = [sum(map(len, one.values())) for one in outputs]
     if sum(counts) != len(findings):
         return calls
@@ -205,7 +210,7 @@ def suspects(
 
 
 def tried(target: Target, problem: Explicit) -> Trial | None:
-    """Run a problem; return None if the problem cannot be made, is not claimed, or gives no valid results."""
+    """Run a problem; return None if it cannot be made, is not supported by the target, or gives no valid results."""
     claims = target.capabilities
     try:
         case = case_of(problem, ID)
@@ -218,7 +223,7 @@ def tried(target: Target, problem: Explicit) -> Trial | None:
 
 
 def claimed(claims: Capabilities, problem: Explicit) -> bool:
-    """Tell whether a target claims a problem; False also for a problem that cannot be made."""
+    """Tell whether a target claims to support a problem; a problem that cannot be made is not claimed."""
     try:
         case = case_of(problem, ID)
     except RingspecError:
@@ -227,7 +232,10 @@ def claimed(claims: Capabilities, problem: Explicit) -> bool:
 
 
 def explanation_for(target: Target, trial: Trial, deadline: float) -> Told:
-    """Run readouts until together they explain a failure; return the explanation, or an empty one."""
+    """Run readouts until together they explain a failure; return the explanation.
+
+    It is empty if they do not explain it, or if the time runs out.
+    """
     problems, _ = problems_for(target.capabilities)
     readings: list[Reading] = []
     for problem in problems:
@@ -243,13 +251,13 @@ def explanation_for(target: Target, trial: Trial, deadline: float) -> Told:
 
 
 def sentences(explanation: Told, call: Call) -> tuple[str, ...]:
-    """Return sentences for those faults of an explanation that concern the passes of a call."""
+    """Describe those faults of an explanation that are in the passes of this call."""
     return tuple(one.told() for one in explanation.faults if one.phase in call.passes)
 
 
 @contextlib.contextmanager
 def limited(target: Any, seconds: float) -> Iterator[None]:
-    """Lower the time limit of a target's calls, if it has one, because a smaller call may hang."""
+    """Lower the time limit of a target's calls, if there is one, because a smaller call may hang."""
     before = getattr(target, "timeout", None)
     if before is None or before == math.inf:
         yield
@@ -262,7 +270,7 @@ def limited(target: Any, seconds: float) -> Iterator[None]:
 
 
 class Search:
-    """A greedy search: the first smaller problem that fails in the same way replaces ``best``.
+    """A greedy search: the first smaller problem that fails in the same way replaces the problem ``best``.
 
     ``finished``: False if the time ran out before all reductions were tried.
     """
@@ -301,7 +309,7 @@ class Search:
         return False
 
     def is_new(self, problem: Explicit) -> bool:
-        """Tell whether a problem is simpler than the best one and has not been tried yet."""
+        """Tell whether a problem is simpler than ``best`` and has not been tried yet."""
         key = problem.key()
         if key in self.seen or not cost(problem) < cost(self.best.problem):
             return False
@@ -316,7 +324,11 @@ class Search:
             return tried(self.target, problem)
 
     def same_failure(self, trial: Trial) -> bool:
-        """Tell whether all wrong tensors were wrong before, with the same kind of error and explanation."""
+        """Tell whether a smaller call fails in the same way as the first call.
+
+        All its wrong tensors must have been wrong before, with the same kind of error, and the explanation must still
+        hold.
+        """
         if not trial.wrong or not trial.wrong <= self.first.wrong:
             return False
         return not self.told.faults or explains(self.told, [trial.call], [trial.outputs])

@@ -24,9 +24,10 @@ PASSED, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
 @dataclass(frozen=True)
 class Summary:
-    """The ``records`` of a run. ``complete`` is False if Ctrl-C ended the run; the remaining cases are then 'not run'.
+    """The ``records`` of a run, and whether it is ``complete``.
 
-    ``coverage``: claims of the target that no executed case used. ``recipe``: the target's claim ``recipe``.
+    After Ctrl-C a run is not complete, and the remaining cases are 'not run'. ``coverage``: claims of the target (the
+    program under test) that no executed case used. ``recipe``: where the target declares to round.
     """
 
     records: tuple[Record, ...]
@@ -53,8 +54,8 @@ class Summary:
     def exit_code(self) -> int:
         """The exit status of the run.
 
-        0: every executed case passed or failed as expected. 1: a case did not. 3: no case was executed. 130: the run
-        was interrupted. (2 is the status of a wrong command line, before any run.)
+        0: every executed case passed or failed as expected. 1: some case did neither. 3: no case was executed. 130: the
+        run was interrupted. (2 is the status of a wrong command line, before any run.)
         """
         if not self.complete:
             return INTERRUPTED
@@ -78,18 +79,18 @@ def run(
     profile: str | None = None,
     capture: bool = True,
 ) -> Summary:
-    """Run cases against a target.
+    """Run cases against a target, the program under test.
 
-    ``only``: patterns of ids, such as ``ring/*``. ``expected_failures``: reasons by id, or count and reason by
-    pattern (:func:`ringspec.conformance.run.expected.read_expected`). ``sink(record)`` is called for each
-    record in the order of the cases, then ``progress(done, total, id)``. ``diagnose`` gets each mismatch
+    ``only``: patterns of ids, such as ``ring/*``. ``expected_failures``: reasons by id, or count and reason by pattern
+    (:func:`ringspec.conformance.run.expected.read_expected`). ``sink(record)`` is called for each record in the order
+    of the cases, then ``progress(done, total, id)``. ``diagnose`` is called for each case with wrong numbers
     (:class:`ringspec.conformance.diagnose.summary.Diagnoser`).
 
-    ``spec``: the text by which :func:`ringspec.conformance.run.load.load_target` finds the target. If ``spec`` is
-    given, a call of more than ``timeout`` seconds is a 'timeout', and ``jobs`` processes work at the same time; each of
-    them calls the target in another process. These processes find the cases by ``profile``, so ``jobs`` > 1 requires
-    it. Records do not depend on ``jobs``. Without ``capture``, what a target in this process prints goes to stdout, for
-    a debugger. Ctrl-C ends the run; the remaining cases are 'not run'.
+    ``spec``: the text by which :func:`ringspec.conformance.run.load.load_target` finds the target. With ``spec``, a
+    call of more than ``timeout`` seconds is a 'timeout', and ``jobs`` processes work at the same time; each of them
+    calls the target in another process. These processes find the cases by ``profile``, so ``jobs`` > 1 requires a
+    profile. Records do not depend on ``jobs``. Without ``capture``, what a target in this process prints goes to
+    stdout, for a debugger. Ctrl-C ends the run; the remaining cases are 'not run'.
 
     >>> from ringspec.conformance.cases.profiles import run_cases
     >>> from ringspec.conformance.targets.reference import reference_float64
@@ -127,7 +128,7 @@ def report(records: list[Record], total: int, progress: Progress | None, sink: S
 
 
 def remedy(pattern: str, ids: Sequence[str]) -> str:
-    """Suggest the pattern followed by a star if some id begins with the pattern, else the nearest id.
+    """Suggest ``pattern`` followed by a star if some id begins with it, else the id that is most similar.
 
     >>> remedy("ring/a", ["ring/a-w2", "ring/a-w4"])
     "write 'ring/a*', which matches 2 cases"

@@ -1,4 +1,4 @@
-"""The program of a Python target's process: load the target, then answer its calls.
+"""The program of a process that loads a Python target, the program under test, and answers its calls.
 
 :class:`ringspec.conformance.run.process_target.ProcessTarget` starts it. It takes over standard input and output for
 the protocol of ``cmd:`` targets (docs/conform/protocol.md), but its answers have a different form. What the target
@@ -45,7 +45,10 @@ def main() -> None:
 
 
 def loaded(spec: str, protocol: int) -> tuple[Target | None, Message]:
-    """Return the target and the answer to hello; if loading fails, None and the parts of an OptionError."""
+    """Return the target and the answer to the first request, 'hello'.
+
+    If loading fails, return None and the parts of an OptionError.
+    """
     try:
         target = load_target(spec)
         claims = {name: listed(value) for name, value in target.capabilities.as_dict().items()}
@@ -86,8 +89,8 @@ def answer(target: Target, spec: str, message: Message) -> Message:
 def described(result: Result, call: Call) -> tuple[dict[str, NDArray], Message]:
     """Return the arrays of a result by name and worker, and the dtype and shape of each.
 
-    An array that the call does not request, that the file cannot hold, or that is far too large is only
-    described. A list that is too long is cut after one surplus entry.
+    Some arrays are only described: those that the call does not request, that the file cannot hold, or that are far too
+    large. A list that is too long is cut after one surplus entry.
     """
     asked = (RESULTS[:2] if "forward" in call.passes else ()) + (
         RESULTS[2:] if "backward" in call.passes else ()

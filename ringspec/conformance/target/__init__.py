@@ -1,4 +1,4 @@
-"""The target protocol: claims, calls and results of an implementation under test (a target)."""
+"""The target protocol: claims, calls and results of a target, the program under test."""
 
 from ringspec.conformance.target.capabilities import Capabilities, capabilities_from, why_not
 from ringspec.conformance.target.protocol import (

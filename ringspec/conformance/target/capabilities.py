@@ -1,8 +1,8 @@
 """Capabilities: the claims of a target, as data that the suite compares with a case before running it.
 
-A claim is a tuple of names or numbers, or a single name or number; None claims everything. A case that requires
-anything that is not claimed does not run: its outcome is "not claimed", with the first such requirement as reason. If
-the target refuses a claimed case, that is a failure.
+A target is the program under test; its claims say what it supports. A claim is a tuple of names or numbers, or a single
+name or number; None claims everything. A case that requires something else does not run: its outcome is "not claimed",
+and the reason is the first requirement that is not claimed. If the target refuses a claimed case, that is a failure.
 """
 
 from __future__ import annotations
@@ -56,16 +56,20 @@ CONVENTIONS = {
 class Capabilities:
     """The claims of a target. The defaults claim a plain ring, with or without a causal mask.
 
-    Names, whose possible values are listed in this module: ``operations``, ``layouts``, ``circulations``
-    (None: any), ``masks``, ``features``, ``formats``. ``only_causal``: a causal mask is required.
-    Supported values (None: all): ``workers``, ``head_ratios`` (H / Hkv), ``head_dims``, ``value_dims``,
-    ``batch``, ``directions``. ``value_dim_equals_head_dim``: Dv = D is required. ``tokens_multiple``: a number of which
-    the number of tokens on each worker must be a multiple. Conventions: ``lse`` is natural, base2 or hidden (not
-    returned); ``lse_of_empty_rows`` is the value of lse in rows without visible keys; ``axes`` is the order of axes of
-    q, k, v, dy, o and the gradients. ``repeats_bitwise``: equal calls give equal bits. ``recipe``: where the target
-    rounds, and to which format. It is the name of a recipe for all input formats, or a mapping from input format to
-    such a name or to changes: rounding points and tiles that differ from those of the recipe ``base``. None: not
-    declared; the recipe of the input format is assumed. See
+    Lists of names: ``operations``, ``layouts``, ``circulations`` (None: any), ``masks``, ``features``, ``formats``.
+    This module lists the possible names. ``only_causal``: True if the target cannot run without a causal mask.
+
+    Supported values (None: all): ``workers``, ``head_ratios`` (H / Hkv), ``head_dims``, ``value_dims``, ``batch``,
+    ``directions``. ``value_dim_equals_head_dim``: True if the target needs Dv = D. ``tokens_multiple``: the number of
+    tokens on each worker must be a multiple of it.
+
+    Conventions: ``lse`` is natural, base2 or hidden (not returned); ``lse_of_empty_rows`` is the value of lse in rows
+    without visible keys; ``axes`` is the order of axes of q, k, v, dy, o and the gradients. ``repeats_bitwise``: equal
+    calls give equal bits.
+
+    ``recipe``: where the target rounds, and to which format. It is the name of a recipe for all input formats, or a
+    mapping from each input format to a name or to changes. Changes are rounding points and tiles that differ from those
+    of the recipe ``base``. None: not declared; the recipe of the input format is assumed. See
     :func:`ringspec.conformance.target.declared.declared_recipe`.
 
     >>> ours = {"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}
@@ -120,7 +124,7 @@ class Capabilities:
 def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
     """Make capabilities from plain data, such as JSON from a program in another language.
 
-    Raises OptionError for an unknown key, and what :class:`Capabilities` raises.
+    Raises OptionError for an unknown key, and the errors that :class:`Capabilities` raises.
 
     >>> capabilities_from({"layouts": ["zigzag"], "workers": [2, 4]}).workers
     (2, 4)

@@ -1,7 +1,8 @@
 """Convert arrays between the conventions that a target declares and those of the suite.
 
-The conventions are the order of axes, the base of the lse, the lse of an empty row, and the array library.
-Nothing else is changed. dlse and dsinks always refer to the natural lse.
+A target is the program under test. The conventions are the order of axes, the base of the lse, the lse of an empty row
+(a query that sees no key), and the array library. Nothing else is changed. dlse and dsinks always refer to the natural
+lse.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ LSE_INPUTS = ("lse", "parts_lse")
 def as_seen(call: Call, claims: Capabilities) -> Call:
     """Convert a call to the target's conventions: axes of q, k, v, dy, o, and the base of an input lse.
 
-    lse, dlse and delta stay [B, H, n], or become [H, n] if the target's order of axes has no B. The tensors of a merge
-    and those indexed by (query, key) keep their axes. An lse that is converted to base 2 is rounded again to the format
-    that it had.
+    lse, dlse and delta stay [B, H, n], or become [H, n] if the target's order of axes has no B. Two kinds of tensors
+    keep their axes: those of a merge, and those with one axis for queries and one for keys, such as a bias. An lse that
+    is converted to base 2 is rounded to its format again.
     """
     plain = claims.axes == "BHSD" and claims.lse != "base2"
     if plain and claims.lse_of_empty_rows == "minus-infinity":
@@ -58,7 +59,7 @@ def seen(name: str, x: NDArray, call: Call, claims: Capabilities) -> NDArray:
 
 
 def turned(name: str, x: NDArray, axes: str) -> NDArray:
-    """Convert [B, H, n, d] to the target's order of axes.
+    """Convert an array with axes [B, H, n, d] to the target's order of axes.
 
     >>> turned("q", np.zeros((1, 2, 5, 4)), "SHD").shape
     (5, 2, 4)
@@ -102,9 +103,10 @@ def lse_out(x: NDArray, claims: Capabilities) -> NDArray:
 
 
 def lse_back(x: NDArray, claims: Capabilities) -> NDArray:
-    """Convert a returned lse to base e, with -inf in empty rows; the result is float64 if anything changed.
+    """Convert a returned lse to base e, with -inf in empty rows.
 
-    A finite value for empty rows is converted later, by :func:`settle_empty_rows`, which knows which rows are empty.
+    The result is float64 if it was converted. A target may declare that its empty rows have a finite lse. That is
+    replaced later, by :func:`settle_empty_rows`, which knows which rows are empty.
     """
     if claims.lse == "natural" and claims.lse_of_empty_rows != "plus-infinity":
         return x
@@ -121,7 +123,7 @@ def lse_back(x: NDArray, claims: Capabilities) -> NDArray:
 def settle_empty_rows(got: NDArray, want: NDArray, claims: Capabilities) -> NDArray:
     """Write -inf into the empty rows of an lse if the target declares a finite value for them.
 
-    ``want`` is the true lse. NaN and infinities are not replaced, so that the comparison reports them.
+    ``want`` is the correct lse. NaN and infinities are not replaced, so that the comparison reports them.
     """
     if claims.lse_of_empty_rows != "finite":
         return got
@@ -155,7 +157,7 @@ def to_numpy(x: Any, what: str = "array") -> NDArray:
 
 
 def from_torch(x: Any) -> NDArray:
-    """Convert a PyTorch tensor to a NumPy array; bfloat16, which NumPy lacks, is converted by its bits."""
+    """Convert a PyTorch tensor to a NumPy array; the bits of bfloat16, which NumPy lacks, are reinterpreted."""
     plain = x.detach().cpu().contiguous()
     if str(plain.dtype) == "torch.bfloat16":
         bits: NDArray = plain.view(sys.modules["torch"].int16).numpy()
@@ -165,7 +167,7 @@ def from_torch(x: Any) -> NDArray:
 
 
 def due_formats(name: str, due: Due, recipe: Any) -> tuple[str, ...]:
-    """List the formats that a result may have: the format of the call and that of the declared recipe."""
+    """List the formats that a result may have: that of the call, and that of the target's declared recipe."""
     if recipe is None:
         return (due.format,)
     own = {"o": recipe.outputs, "lse": recipe.lse, "dsinks": recipe.lse}

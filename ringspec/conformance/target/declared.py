@@ -25,8 +25,8 @@ Declared = str | Mapping[str, str | Mapping[str, Any]] | None
 def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
     """Return the recipe that is declared for the input format ``inputs``; None if none is declared.
 
-    Raises :class:`~ringspec.errors.OptionError` for another type, and what
-    :func:`ringspec.recipes.recipe` and :meth:`~ringspec.recipes.Recipe.replace` raise.
+    Raises :class:`~ringspec.errors.OptionError` if ``declared`` has another type, and the errors of
+    :func:`ringspec.recipes.recipe` and :meth:`~ringspec.recipes.Recipe.replace`.
 
     >>> declared_recipe({"bfloat16": {"base": "bf16", "tile_k": 512}}, "bfloat16").name
     'bf16 with tile_k 512'
@@ -54,8 +54,8 @@ def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
 def base_recipe(declared: Declared, inputs: str) -> Recipe:
     """Return the declared recipe if it reads ``inputs`` without rounding, else the recipe of the input format.
 
-    In the second case, if the declared recipe rounds partial results between ring steps, the variant of the
-    input format's recipe that also does so is returned.
+    In the second case, the declared recipe may round partial results between ring steps. Then the variant of the input
+    format's recipe that also does so is returned.
     """
     default = RECIPE_OF_FORMAT[inputs]
     one = declared_recipe(declared, inputs)
@@ -74,7 +74,7 @@ def check_name(expected: str, name: object, known: Collection[str]) -> None:
 
 
 def check_declared(declared: Declared) -> None:
-    """Raise what :func:`declared_recipe` would raise for any input format."""
+    """Raise the error that :func:`declared_recipe` would raise for some input format, if any."""
     for inputs in declared if isinstance(declared, Mapping) else ():
         check_name("an input format in recipe", inputs, RECIPE_OF_FORMAT)
     for inputs in RECIPE_OF_FORMAT:

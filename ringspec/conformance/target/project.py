@@ -22,8 +22,8 @@ MAX_BYTES = 1 << 20
 def default_target(start: Path | None = None) -> str | None:
     """Return the target that the nearest pyproject.toml at or above ``start`` names, or None.
 
-    A path in the target is relative to the folder of that file. Raises :class:`~ringspec.errors.FileFormatError` if
-    the file is not TOML, and :class:`~ringspec.errors.OptionError` for an unknown key of ``[tool.ringspec]``.
+    A path in the target is relative to the folder of that file. Raises :class:`~ringspec.errors.FileFormatError` if the
+    file is not TOML, and :class:`~ringspec.errors.OptionError` for an unknown key of ``[tool.ringspec]``.
     """
     folder = (start or Path.cwd()).resolve()
     for above in (folder, *folder.parents):
@@ -73,7 +73,7 @@ def relative_to(target: str, folder: Path) -> str:
 
 
 def target_or_default(target: str | None) -> str:
-    """Return the given TARGET, else the project's; raise OptionError if there is neither."""
+    """Return the given target, else the project's default; raise OptionError if there is neither."""
     chosen = target if target is not None else default_target()
     if chosen is None:
         raise OptionError(

@@ -1,9 +1,9 @@
-"""The target protocol: the calls that an implementation under test receives, and its results.
+"""The target protocol: the calls that a target, the program under test, receives, and its results.
 
-A target is a plain Python object with ``name``, ``capabilities`` and ``run(call) -> result``. It receives
-inputs, never expected values. Calls and results contain one array per worker for each tensor, in slot order (the order
-of tokens on the worker). The arrays of a call are read-only. The suite converts only the conventions that the
-capabilities declare, such as the order of axes and the base of the lse. docs/spec/index.md defines the symbols.
+A target is a plain Python object with ``name``, ``capabilities`` and ``run(call) -> result``. It receives inputs, never
+expected values. For each tensor, calls and results contain one array per worker, in slot order (the order of tokens on
+the worker). The arrays of a call are read-only. The suite converts only the conventions that the capabilities declare,
+such as the order of axes and the base of the lse. docs/spec/index.md defines the symbols.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ TABLES = ("index_q", "index_k", "position_q", "position_k")
 
 @dataclass(frozen=True)
 class Call:
-    """One evaluation that a target computes; ``id`` is the id of the case that makes the call.
+    """One computation that a target is asked to do; ``id`` is the id of the case that makes the call.
 
-    ``operation``    'ring', 'block' (one worker's queries against one block of keys), 'merge'
+    ``operation``    'ring', 'block' (one worker's queries against one block of keys), 'merge' (of partial results)
     ``passes``       ('forward',), ('forward', 'backward') or ('backward',)
     ``workers``      W; 1 for block and merge
     ``layout``       the layout's name; ``index_q``, ``index_k`` int64 [W, n]: token in each slot, -1 for padding;
                      ``position_q``, ``position_k`` int64 [W, 1|B, n]: the tokens' global positions
-    ``circulation``, ``direction``    'kv', 'q' or 'gather'; 1 or -1
+    ``circulation``  what travels: 'kv' (keys and values), 'q' (queries), or 'gather' (each worker collects all keys)
+    ``direction``    1 if worker r sends to r + 1, -1 if it sends to r - 1
     ``terms``        plain values: ``scale`` in every ring and block; ``causal``, ``window`` (left,
                      right), ``softcap``, ``dropout_p``, ``dropout_seed``, ``q_offset``,
                      ``cu_seqlens``, ``cu_seqlens_k`` if they are not the default
@@ -123,7 +124,7 @@ class TimedOut(Failed):
 
 
 class Mutated(Failed):
-    """The process of a target reports that the target changed its inputs."""
+    """The target changed its inputs, as its process reports."""
 
 
 class Garbage(Failed):
@@ -131,7 +132,7 @@ class Garbage(Failed):
 
 
 def ended(who: str, status: int | None, when: str = "") -> Failed:
-    """Make the Exited or Crashed error for a return code; a negative code -n stands for signal n.
+    """Make the Exited or Crashed error for a return code; a negative code -n means signal n.
 
     >>> ended("the program", 3, " before it answered")
     Exited('the program ended with exit status 3 before it answered')

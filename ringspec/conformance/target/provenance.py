@@ -25,10 +25,10 @@ def said_by(target: Any, spec: str) -> dict[str, Any]:
 
 
 def computed_with(target: Any, spec: str) -> Installed:
-    """Return the versions and files of the packages under test in the process that computes.
+    """Return the versions and files of the packages under test, from the process in which the target computes.
 
     A target with its own processes reports these packages in ``installed``. For a target that computes in this process,
-    they are the top-level packages of the target's ``spec`` and ``function``.
+    they are the top-level packages that contain the target's ``function`` and the object that ``spec`` names.
     """
     have = getattr(target, "installed", None)
     if isinstance(have, Installed):
@@ -42,7 +42,7 @@ def computed_with(target: Any, spec: str) -> Installed:
 
 
 def changed_since(header: Mapping[str, Any], have: Installed) -> dict[str, dict[str, str]]:
-    """Return versions and files of imported packages that differ from those in a report's header.
+    """Return versions and files of imported packages, if they differ from those in a report's header.
 
     >>> header = {"versions": {"a": "2"}, "files": {"a": "/x/a.py"}}
     >>> changed_since(header, Installed({"a": "1"}, {"a": "/x/a.py"}))

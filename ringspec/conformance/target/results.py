@@ -15,14 +15,14 @@ from ringspec.formats import format_of
 
 @dataclass(frozen=True)
 class Due:
-    """The form of one result: its shape on each worker (``shapes``) and the name of its ``format``."""
+    """The form that one result must have: its shape on each worker (``shapes``) and the name of its ``format``."""
 
     shapes: tuple[tuple[int, ...], ...]
     format: str
 
 
 def due_of(call: Call) -> dict[str, Due]:
-    """Return the form of each result of a call, in a fixed order.
+    """Return the form that each result of a call must have, in a fixed order.
 
     lse is included even if the target does not return it.
     """
@@ -64,7 +64,7 @@ def dtype_of(storage: str) -> np.dtype:
 
 
 def fingerprint(call: Call) -> str:
-    """Return a SHA-256 digest of all arrays of a call; a different digest shows that a target changed them."""
+    """Return a SHA-256 digest of all arrays of a call. It shows whether a target changed them."""
     digest = hashlib.sha256()
     for name in sorted(call.tensors):
         for x in call.tensors[name]:

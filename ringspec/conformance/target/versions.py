@@ -55,7 +55,9 @@ class Installed:
 
 
 def under_test(packages: Iterable[str], function: str) -> tuple[str, ...]:
-    """Return ``packages`` and the top-level package of a function 'package.module:name'.
+    """Return ``packages`` and the package that contains a function under test.
+
+    ``function``: 'package.module:name', or a path, which adds no package.
 
     >>> under_test(("torch",), "my_kernel.ring:attention"), under_test(("torch",), "/x/y.py:f")
     (('torch', 'my_kernel'), ('torch',))
@@ -68,8 +70,8 @@ def under_test(packages: Iterable[str], function: str) -> tuple[str, ...]:
 def installed(packages: Iterable[str], *, imported: bool = False) -> Installed:
     """Return versions and files of Python, NumPy and ``packages`` (names of distributions) in this process.
 
-    A package that is not imported yet is looked up on the import path without importing it, or left out if ``imported``
-    is True. Packages that are not installed are always left out.
+    A package that is not imported yet is found on the import path without importing it. If ``imported`` is True, it is
+    left out. Packages that are not installed are always left out.
 
     >>> sorted(installed(("no-such-package",)).versions)
     ['numpy', 'python']
@@ -129,9 +131,10 @@ def file_of(name: str) -> str | None:
 
 @functools.cache
 def version_of(package: str, file: str | None, own: str) -> str:
-    """Return the version of the distribution in the folder of a module's file, else the module's ``own`` version.
+    """Return the version of a package that is imported from ``file``.
 
-    If both are missing, return the version of a distribution of this name elsewhere on the import path.
+    It is that of the distribution in the folder of ``file``, else ``own`` (the module's ``__version__``), else that of
+    a distribution of this name anywhere on the import path.
     """
     if file is not None:
         place = Path(file)
@@ -149,7 +152,7 @@ def version_of(package: str, file: str | None, own: str) -> str:
 def said_installed(message: Mapping[str, Any]) -> Installed:
     """Read the ``versions`` and ``files`` in a message of a worker or a program; both are optional.
 
-    Raises Garbage unless they map short texts to short texts.
+    Raises Garbage unless both map short strings to short strings.
 
     >>> said_installed({"kind": "result", "versions": {"my_kernel": "1.2"}}).versions
     {'my_kernel': '1.2'}
@@ -184,8 +187,8 @@ def agreed(workers: Sequence[Installed]) -> Installed:
 def check_names(module: Any, names: Iterable[str], package: str, known: str) -> None:
     """Raise Refused if a module of the package under test lacks one of the names.
 
-    ``known``: the versions that have these names. A target that uses private names of a package calls this function, so
-    that a version without these names gives a clear message instead of a traceback.
+    ``known``: the versions that have these names. A target that uses private names of a package calls this function. So
+    it fails with a clear message, instead of a traceback, in a version without these names.
     """
     missing = [name for name in names if not hasattr(module, name)]
     if missing:
@@ -208,7 +211,7 @@ def check_keywords(
 
 
 def unknown_version(what: str, package: str, known: str) -> Refused:
-    """Make the Refused error for a package version that lacks ``what``, which the ``known`` versions have."""
+    """Make the Refused error for a package version that lacks ``what``; ``known``: versions that have it."""
     have = installed((package,)).of(package)
     return Refused(
         f"expected {what}, as {package} {known} has it; got {have} without it. "

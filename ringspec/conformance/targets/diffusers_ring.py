@@ -81,7 +81,10 @@ def kernel_forward(
     alibi_slopes: Any,
     return_softmax: bool,
 ) -> tuple[Any, Any, Any, Any]:
-    """Replace flash-attn's ``_wrapped_flash_attn_forward``: o [B, n, H, D], lse [B, H, n], two unused results."""
+    """Replace flash-attn's ``_wrapped_flash_attn_forward``.
+
+    Returns o [B, n, H, D], lse [B, H, n] and two unused results.
+    """
     import torch
 
     check_plain(dropout_p, causal, window_left, window_right, softcap, alibi_slopes)
@@ -113,7 +116,10 @@ def kernel_backward(
     deterministic: bool,
     rng_state: Any,
 ) -> None:
-    """Replace flash-attn's ``_wrapped_flash_attn_backward``: fill dq, dk and dv from the given o and lse."""
+    """Replace flash-attn's ``_wrapped_flash_attn_backward``.
+
+    It writes dq, dk and dv, which it computes from the given o and lse.
+    """
     import torch
 
     check_plain(dropout_p, causal, window_left, window_right, softcap, alibi_slopes)
@@ -139,7 +145,7 @@ def check_plain(
     softcap: float,
     alibi_slopes: Any,
 ) -> None:
-    """Raise NotImplementedError for features that the functions in place of flash-attn's do not compute."""
+    """Raise NotImplementedError for features that :func:`kernel_forward` and :func:`kernel_backward` lack."""
     plain = (window_left, window_right, softcap, alibi_slopes) == (-1, -1, 0.0, None)
     if causal or not plain or dropout_p > NO_DROPOUT:
         raise NotImplementedError("a mask, soft cap or dropout inside the kernel")
@@ -197,7 +203,10 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> tuple[A
 
 
 def diffusers_ring(**settings: Any) -> TorchTarget:
-    """Make the target; ``settings`` go to TorchTarget. Raises MissingPackageError if a package is missing or too old."""
+    """Make the target.
+
+    ``settings`` are passed to TorchTarget. Raises MissingPackageError if a package is missing or too old.
+    """
     if "python" not in settings:
         require(("torch", PACKAGE), PACKAGE, FLOOR, COMMAND)
     function = f"{__name__}:attention"

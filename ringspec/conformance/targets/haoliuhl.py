@@ -13,10 +13,10 @@ How the function is called here, and why:
 - ``float32_logits`` is set, except in float64.
 - Packed documents are passed as ``segment_ids``.
 
-The target does not claim:
+The target does not claim to support:
 
-- Causal attention with one token per chunk. It skips the diagonal, so the first row is NaN and other rows lack
-  their own key (JAX 0.10.2). Hence ``tokens_multiple=2``.
+- Causal attention with one token per chunk. The function skips the diagonal there, so the first row is NaN and other
+  rows lack their own key (JAX 0.10.2). Hence ``tokens_multiple=2``.
 - The gradient of the bias, which the function does not compute.
 - Rows without visible keys, which its masks cannot express.
 
@@ -103,7 +103,7 @@ def attention(q: Any, k: Any, v: Any, *, axis_name: str, call: LocalCall) -> Any
 
 
 def segment_ids(call: LocalCall, batch: int, length: int) -> Any:
-    """Return the document of each token of the whole sequence, [B, S]; None without documents."""
+    """Return the document number of each token of the whole sequence, [B, S]; None without documents."""
     import jax.numpy as jnp
 
     starts = call.terms.get("cu_seqlens")
@@ -114,7 +114,10 @@ def segment_ids(call: LocalCall, batch: int, length: int) -> Any:
 
 
 def haoliuhl(**settings: Any) -> JaxTarget:
-    """Make the target; ``settings`` go to JaxTarget. Raises MissingPackageError if a package is missing or too old."""
+    """Make the target.
+
+    ``settings`` are passed to JaxTarget. Raises MissingPackageError if a package is missing or too old.
+    """
     if "python" not in settings:
         require(NEEDED, PACKAGE, FLOOR, COMMAND)
     return JaxTarget(

@@ -77,7 +77,10 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> Any:
 
 
 def lucidrains(**settings: Any) -> TorchTarget:
-    """Make the target; ``settings`` go to TorchTarget. Raises MissingPackageError if a package is missing or too old."""
+    """Make the target.
+
+    ``settings`` are passed to TorchTarget. Raises MissingPackageError if a package is missing or too old.
+    """
     if "python" not in settings:
         require(("torch", "ring_attention_pytorch"), PACKAGE, FLOOR, COMMAND)
     return TorchTarget(

@@ -1,4 +1,4 @@
-"""The program that ``reference_mpi`` starts on each rank.
+"""The program that the target ``reference_mpi`` starts on each rank.
 
 Rank 0 follows the protocol of ``cmd:`` programs (docs/conform/protocol.md) and broadcasts each call. All ranks read the
 call's inputs file, and the first W ranks compute.
@@ -82,7 +82,7 @@ def answer(message: dict[str, Any], links: MpiLinks) -> None:
 
 
 def serve(links: MpiLinks, rings: dict[int, Any], message: dict[str, Any]) -> None:
-    """Compute one call on the ranks of its workers, and write the result on rank 0."""
+    """Compute one call on the first W ranks, and write the result on rank 0."""
     workers = message["workers"]
     if workers not in rings:
         rings[workers] = links.comm.Split(int(links.rank >= workers), links.rank)

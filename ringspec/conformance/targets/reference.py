@@ -1,7 +1,8 @@
 """The specification's ring as correct targets, one for each recipe (where a kernel rounds, and to which format).
 
-``reference_float64`` claims everything, for every input format. Each other target claims the input formats that its
-recipe reads without rounding. :data:`REFERENCES` maps the name of each recipe to its target.
+A target is an implementation that the suite can test. ``reference_float64`` claims to support everything, in every
+input format. Each other target claims the input formats that its recipe reads without rounding. :data:`REFERENCES` maps
+the name of each recipe to its target.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def tables_of(call: Call) -> tuple[Layout, Layout]:
 
 
 def given_forward(call: Call) -> list[WorkerResult]:
-    """Return the o and lse of each worker that a call of only the backward pass contains."""
+    """Return the o and lse of each worker, which a call of only the backward pass contains."""
     outputs = zip(call.tensors["o"], call.tensors["lse"], strict=True)
     index_q, index_k = (layout.table for layout in tables_of(call))
     return [
@@ -159,7 +160,10 @@ def workers_of(results: list[WorkerResult]) -> Results:
 
 
 def block_results(call: Call, recipe: Recipe) -> Results:
-    """Compute o and lse of one block, or its contribution to the gradients from the given lse and delta."""
+    """Compute o and lse of one block, or what it adds to the gradients.
+
+    The gradients are computed from the given lse and delta.
+    """
     q, k, v = (whole(call, name) for name in ("q", "k", "v"))
     problem = check(q, k, v, options_of(call))
     tile = Tile(problem.rows, problem.columns, problem.terms, recipe)
@@ -180,7 +184,7 @@ def block_results(call: Call, recipe: Recipe) -> Results:
 
 
 def merge_results(call: Call, recipe: Recipe) -> Results:
-    """Merge normalised partial results one by one, in the way that ``merge_order`` of the recipe says."""
+    """Merge normalised partial results one by one, as the ``merge_order`` of the recipe says."""
     parts = zip(load(call.worker("parts_o", 0)), load(call.worker("parts_lse", 0)), strict=True)
     states = []
     for o, lse in parts:

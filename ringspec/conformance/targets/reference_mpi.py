@@ -1,8 +1,8 @@
 """A target that runs the specification's ring over MPI, with one rank for each worker.
 
-``mpiexec`` starts one program, which serves all calls. A call for W workers runs on the first W ranks, with a communicator
-split from the world. The target needs the extra ``mpi``, and ``mpiexec`` on the path or in the folder of this Python
-interpreter.
+A target is an implementation that the suite can test. ``mpiexec`` starts one program, which serves all calls. A call
+for W workers runs on the first W ranks, in a communicator that is split from the world. The target needs the extra
+``mpi``, and ``mpiexec`` on the path or in the folder of this Python interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTE = "each worker is an MPI rank, and all data between workers is sent as MPI 
 
 
 class ReferenceMpi:
-    """A target that runs rings over MPI, under the recipe of the input format."""
+    """A target that runs rings over MPI. It rounds as the recipe of the input format says."""
 
     name = "reference-mpi"
     notes = (NOTE,)

@@ -101,7 +101,7 @@ def mesh_of(group: Any, device: str) -> Any:
 def forward_of(
     backend: str, group: Any, call: LocalCall, q: Any, k: Any, v: Any
 ) -> tuple[Any, ...]:
-    """Return (o, lse, further values for the backward pass)."""
+    """Return o, lse and the further values that the backward pass needs."""
     import torch
 
     chosen = {"is_causal": call.causal, "scale": call.scale}
@@ -119,7 +119,7 @@ def forward_of(
 def backward_of(
     backend: str, group: Any, call: LocalCall, dy: Any, saved: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Return (dq, dk, dv); ``saved`` are q, k, v, o, lse and the further values of the forward pass."""
+    """Return (dq, dk, dv); ``saved``: q, k, v, o, lse and the further values of the forward pass."""
     import torch
 
     q, k, v, o, lse, *rest = saved
@@ -231,7 +231,7 @@ def sdpa_function() -> Any:
 
 
 def gpus() -> tuple[int, ...] | None:
-    """Return the numbers of workers for which this machine has a GPU each; None if torch is not installed."""
+    """Return the numbers of workers for which this machine has enough GPUs; None if torch is not installed."""
     try:
         import torch
     except ImportError:
@@ -260,7 +260,10 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def claims(layout: str, rotation: str, backend: str) -> Capabilities:
-    """Return the claims of a target of torch: Dv = D, no mask other than causal, no dlse."""
+    """Return what a target of torch claims to support.
+
+    It needs Dv = D, and supports no mask other than causal and no dlse.
+    """
     widest = 128 if backend.endswith("cudnn") else 256
     on_cpu = backend in ON_CPU
     return Capabilities(
@@ -313,7 +316,7 @@ def name_of(layout: str, rotation: str, backend: str) -> str:
 
 
 def target(layout: str, rotation: str, backend: str = "cpu", **settings: Any) -> TorchTarget:
-    """Make a target of one of torch's rings; ``settings`` go to TorchTarget."""
+    """Make a target of one of the rings of torch; ``settings`` are passed to TorchTarget."""
     return TorchTarget(
         f"{__name__}:ring",
         claims(layout, rotation, backend),
@@ -338,7 +341,7 @@ TARGETS: dict[str, Callable[[], TorchTarget]] = {
 
 
 def on_cpu(name: str) -> bool:
-    """Tell whether the target of this name computes on the CPU.
+    """Tell whether the target with this name computes on the CPU.
 
     >>> on_cpu("zigzag_alltoall_16bit"), on_cpu("zigzag_alltoall_sdpa_cudnn")
     (True, False)
@@ -347,7 +350,7 @@ def on_cpu(name: str) -> bool:
 
 
 def __getattr__(name: str) -> TorchTarget:
-    """Make a target when its name is read from the module."""
+    """Make the target with this name when it is read from the module."""
     if name in TARGETS:
         return TARGETS[name]()
     raise AttributeError(f"module {__name__} has no attribute {name}; known are {sorted(TARGETS)}")

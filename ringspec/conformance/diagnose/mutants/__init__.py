@@ -1,8 +1,8 @@
 """Known bugs of ring attention as small, named changes of the specification, called mutants.
 
-:mod:`hooks` defines the pieces of a ring that a bug can replace, :mod:`block` and :mod:`ring` the program that
-calls them, and :mod:`mutant` the type of a bug. The ``*_bugs`` modules contain the bugs. Most bugs were reported in
-public; ``links`` names the reports.
+The submodules :mod:`block` and :mod:`ring` compute a ring from functions that a bug can replace. :mod:`hooks` defines
+these functions, and :mod:`mutant` the type of a bug. The ``*_bugs`` modules contain the bugs. Most bugs were reported
+in public; the ``links`` of a bug lead to the reports.
 
 >>> MUTANTS["stale-keys"].title
 'every backward step uses the keys of step 0'

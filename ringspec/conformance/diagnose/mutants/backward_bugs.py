@@ -1,4 +1,9 @@
-"""Wrong formulas, mostly in the backward pass: delta, dy, dlse, scale factors, transposed operands."""
+"""Wrong formulas, mostly in the backward pass: delta, dy, dlse, scale factors, transposed operands.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. p are the softmax weights, dp = dy v^T, and delta is the
+row sum of dy * o, minus dlse. ds is the gradient of the scores, and dz that of the scores before the soft cap.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +43,13 @@ FEW_ROWS = 4  # the last 1 / FEW_ROWS of the rows of a block
 
 
 def block_delta(p: Array, dp: Array, keep: Array | float, delta: Array) -> Array:
-    """Compute ds with the row sum of p * dp over the keys of this block instead of ``delta``."""
+    """Compute ds with the row sum of p * dp over the keys of this block alone, instead of ``delta``."""
     own = (p * dp * keep).sum(axis=3)
     return np.where(p == 0, 0.0, p * (dp * keep - own[..., None]))
 
 
 def block_probabilities(s: Array, lse: Array, recipe: Recipe) -> Array:
-    """Compute p normalised over the keys of this block instead of all keys; ``lse`` is not used."""
+    """Compute p normalised over the keys of this block instead of all keys; ``lse`` is ignored."""
     m = s.max(axis=3, initial=-np.inf)
     e = np.exp(s - np.where(np.isneginf(m), 0.0, m)[..., None])
     total = e.sum(axis=3)
@@ -57,7 +62,7 @@ def no_delta(p: Array, dp: Array, keep: Array | float, delta: Array) -> Array:
 
 
 def delta_of_own_block(call: Call, recipe: Recipe) -> Hooks:
-    """Make the pieces of a ring that computes delta from the o of its first step."""
+    """Return pieces that compute delta from the o of the first ring step, not from the final o."""
     o, _ = forward(blocks_of(call, recipe), recipe, Hooks(computes=lambda at: at.own))
 
     def early(worker: int, dy: Array, whole: Array, dlse: Array, recipe: Recipe) -> Array:
@@ -86,7 +91,7 @@ def dlse_added(dy: Array, dlse: Array) -> tuple[Array, Array]:
 
 
 def heads_and_tokens_exchanged(at: At) -> tuple[QuerySide, KeySide]:
-    """Swap heads and tokens of k and v in the backward pass; requires as many heads as tokens."""
+    """Swap the head and token axes of k and v in the backward pass; needs as many heads as tokens."""
     key = at.key
     if at.phase == "forward" or key.k is None or key.v is None:
         return at.query, key
@@ -102,7 +107,7 @@ def heads_as_many_as_tokens(call: Call) -> bool:
 
 
 def times(dq: float = 0.0, dk: float = 0.0) -> Products:
-    """Make tile products whose results for dq and dk are multiplied by scale**``dq`` and scale**``dk``."""
+    """Return a piece that computes dq and dk of a tile correctly, then multiplies them by powers of the scale."""
 
     def scaled(
         kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
@@ -117,7 +122,7 @@ def times(dq: float = 0.0, dk: float = 0.0) -> Products:
 def ds_as_it_lies(
     kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
 ) -> tuple[Array, Array, Array]:
-    """Compute dk with dz instead of its transpose; tiles that are not square stay correct."""
+    """Compute dk with dz in place of its transpose; a tile that is not square keeps the correct dk."""
     dq, dk, dv = products(kept, dz, q, k, dy, terms, recipe)
     if dz.shape[2] != dz.shape[3]:
         return dq, dk, dv
@@ -127,7 +132,7 @@ def ds_as_it_lies(
 def p_as_it_lies(
     kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
 ) -> tuple[Array, Array, Array]:
-    """Compute dv with p instead of its transpose; tiles that are not square stay correct."""
+    """Compute dv with p in place of its transpose; a tile that is not square keeps the correct dv."""
     dq, dk, dv = products(kept, dz, q, k, dy, terms, recipe)
     if kept.shape[2] != kept.shape[3]:
         return dq, dk, dv
@@ -156,7 +161,7 @@ def score_scaled_twice(
 
 
 def default_scale(call: Call, recipe: Recipe) -> Hooks:
-    """Make the pieces of a ring that uses the scale 1 / sqrt(D), whatever the caller passes."""
+    """Return pieces that always use the scale 1 / sqrt(D), whatever scale the caller passes."""
     scale = 1.0 / math.sqrt(call.worker("q", 0).shape[3])
     return Hooks(terms=lambda phase, terms: dataclasses.replace(terms, scale=scale))
 
@@ -167,7 +172,7 @@ def is_given(call: Call) -> bool:
 
 
 def scale_of_values(call: Call, recipe: Recipe) -> Hooks:
-    """Make the pieces of a ring whose scale has the factor 1 / sqrt(Dv) in place of 1 / sqrt(D)."""
+    """Return pieces that multiply the scale by sqrt(D / Dv), as if it were derived from the head dimension of v."""
     ratio = math.sqrt(call.worker("q", 0).shape[3] / call.worker("v", 0).shape[3])
     return Hooks(terms=lambda phase, terms: dataclasses.replace(terms, scale=terms.scale * ratio))
 

@@ -1,7 +1,8 @@
-"""One block of queries against one block of keys, forward and backward, computed from replaceable pieces.
+"""One block of queries against one block of keys, forward and backward, computed by replaceable functions.
 
-The computation is that of ``ringspec.spec.block`` without its checks, so that a bug gives infinity or NaN
-where a kernel would.
+The computation is that of ``ringspec.spec.block`` without its checks, so that a bug gives infinity or NaN wherever a
+kernel would. ``hooks`` holds the functions that a bug can replace. dz is the gradient of the scores before the soft
+cap.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ringspec.spec.worker import KeySide, QuerySide
 def block_forward(
     hooks: Hooks, at: At, query: QuerySide, key: KeySide, terms: Terms, recipe: Recipe
 ) -> SoftmaxState:
-    """Compute the softmax state of one block of queries over one block of keys."""
+    """Compute the softmax state (running maximum, sum and o) of one block of queries over one block of keys."""
     q, rows = query.q, query.rows
     assert q is not None and rows is not None
     assert key.k is not None and key.v is not None and key.columns is not None
@@ -42,7 +43,10 @@ def block_forward(
 def block_backward(
     hooks: Hooks, at: At, query: QuerySide, key: KeySide, terms: Terms, recipe: Recipe
 ) -> BlockGradients:
-    """Compute one block's contribution to every gradient, from the lse and delta of the queries."""
+    """Compute what one pair of blocks adds to dq, dk, dv and dbias.
+
+    The lse and delta of the queries are given.
+    """
     q, dy, rows, columns = query.q, query.dy, query.rows, key.columns
     k, v, lse, delta = key.k, key.v, query.lse, query.row_term
     assert q is not None and dy is not None and rows is not None and columns is not None
@@ -76,7 +80,7 @@ def tile_backward(
     terms: Terms,
     recipe: Recipe,
 ) -> tuple[Array, Array, Array, Array]:
-    """Compute dz and the contributions to dq, dk, dv of one tile.
+    """Compute dz of one tile, and what the tile adds to dq, dk and dv.
 
     ``upper`` is (q, dy, lse, delta), ``lower`` is (k, v).
     """

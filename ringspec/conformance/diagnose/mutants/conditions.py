@@ -1,6 +1,7 @@
-"""Predicates that say in which calls a bug can have an effect; :func:`when` combines them.
+"""Predicates that tell whether a bug can change the results of a call.
 
-Each docstring states the condition under which the predicate is true.
+A call is one request to the program under test: a ring, a single block, or a merge of partial results. Each docstring
+states when its predicate is true.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Condition = Callable[[Call], bool]
 
 
 def when(*conditions: Condition) -> Condition:
-    """A condition that holds if all the given conditions hold."""
+    """All ``conditions`` are true."""
     return lambda call: all(condition(call) for condition in conditions)
 
 
@@ -48,7 +49,7 @@ def forward(call: Call) -> bool:
 
 
 def in_parts(call: Call) -> bool:
-    """The keys of a block may be only a part of all keys: a ring of at least two workers, or a single block."""
+    """Blocks may hold only part of the keys: the call is a ring of at least two workers, or a single block."""
     return call.operation == "block" or ring(2)(call)
 
 
@@ -65,7 +66,7 @@ def layout(*names: str) -> Condition:
 
 
 def term(*names: str) -> Condition:
-    """The call has all of the terms ``names``, and none of them is None or False."""
+    """The call passes every option in ``names``, with a value other than None or False."""
     return lambda call: all(given(call, name) for name in names)
 
 
@@ -79,12 +80,12 @@ def given(call: Call, name: str) -> bool:
 
 
 def tensor(*names: str) -> Condition:
-    """The call has all of the tensors ``names``."""
+    """The call passes every tensor in ``names``."""
     return lambda call: all(name in call.tensors for name in names)
 
 
 def packed(call: Call) -> bool:
-    """The call has packed documents, by ``cu_seqlens`` or segment ids."""
+    """The call packs several documents into one sequence, by ``cu_seqlens`` or segment ids."""
     return "segments_q" in call.tensors or call.terms.get("cu_seqlens") is not None
 
 
@@ -102,7 +103,7 @@ def batches(least: int) -> Condition:
 
 
 def hides(call: Call) -> bool:
-    """Some pair of tokens may be masked."""
+    """Some pair of a query and a key may be masked."""
     return (
         any(given(call, name) for name in ("causal", "window"))
         or packed(call)
@@ -112,7 +113,7 @@ def hides(call: Call) -> bool:
 
 
 def padded(call: Call) -> bool:
-    """Some slot holds no token."""
+    """Some slot (place in a worker's block) holds no token."""
     return any(x is not None and bool((x < 0).any()) for x in (call.index_q, call.index_k))
 
 
@@ -122,7 +123,7 @@ def square(call: Call) -> bool:
 
 
 def unequal(call: Call) -> bool:
-    """The numbers of queries and keys differ."""
+    """The number of queries differs from the number of keys."""
     return attends(call) and tokens(call.index_q) != tokens(call.index_k)
 
 

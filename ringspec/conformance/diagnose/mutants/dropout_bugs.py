@@ -1,4 +1,8 @@
-"""Dropout masks that are not replayed, applied in the wrong place, or drawn at the wrong coordinates."""
+"""Dropout masks that are not replayed, applied in the wrong place, or drawn at the wrong coordinates.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ def first_head(at: At, rows: Rows, columns: Columns, terms: Terms, batch: int) -
 def sum_after_dropout(
     state: SoftmaxState, s: Array, v: Array, keep: Factor, recipe: Recipe
 ) -> SoftmaxState:
-    """Absorb one tile; l is the sum of the entries that dropout keeps."""
+    """Absorb one tile into the softmax state, but leave dropped weights out of the softmax sum l."""
     right = absorb(state, s, v, keep, recipe)
     shift = np.where(np.isneginf(right.m), 0.0, right.m)
     c = round_to(np.exp(state.m - shift), recipe.statistics)
@@ -77,7 +81,7 @@ def dropped_p(p: Array, dp: Array, keep: Factor, delta: Array) -> Array:
 
 
 def seeded(call: Call) -> bool:
-    """Tell whether the call uses dropout with a mask that is drawn from counters, not passed by the caller."""
+    """Tell whether the call draws its dropout mask from counters; the alternative is a mask from the caller."""
     return drops(call) and "keep" not in call.tensors
 
 

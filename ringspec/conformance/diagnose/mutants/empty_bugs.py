@@ -1,4 +1,9 @@
-"""Rows without visible keys, finite stand-ins for -inf, softmax maxima, and memory that was never written."""
+"""Rows without visible keys, finite stand-ins for -inf, softmax maxima, and memory that was never written.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. A part is the partial result of one block of keys. A
+padding slot is a place in a worker's block that holds no token; a padding token belongs to no document.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,7 @@ def unguarded_tile(
 def tile_with_maximum_of_zero(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
-    """Absorb one tile; if no key has been visible so far, set the running maximum to 0."""
+    """Absorb one tile; while a row has not seen a key, its running maximum is 0 instead of -inf."""
     right = absorb(state, s, v, keep, recipe)
     return SoftmaxState(np.where(np.isneginf(right.m), 0.0, right.m), right.l, right.o)
 
@@ -55,7 +60,7 @@ def without_maximum(
 
 
 def finite_lse(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """Give rows without visible keys lse = 0 and an o of unwritten memory, here 1."""
+    """Give rows without visible keys lse = 0 and o = 1, which stands for unwritten memory."""
     empty = part.l == 0
     o = np.where(empty[..., None], 1.0, part.o)
     return SoftmaxState(np.where(empty, 0.0, part.m), np.where(empty, 1.0, part.l), o)
@@ -74,7 +79,7 @@ def plus_infinity(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 def infinity_takes_all(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge two states; a state whose lse is +inf replaces the other state."""
+    """Merge two softmax states; where the lse of one is +inf, the result is that state alone."""
     result = merged(at, running, part, recipe)
     for one in (part, running):
         all_of_it = np.isposinf(one.m)
@@ -94,7 +99,7 @@ def zeros_for_nan(
 
 
 def maximum_of_zero(at: At, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """Set the maximum of rows without visible keys to 0."""
+    """Set the running maximum of rows without visible keys to 0."""
     return SoftmaxState(np.where(part.l == 0, 0.0, part.m), part.l, part.o)
 
 
@@ -114,14 +119,14 @@ def finite_sentinel(
     terms: Terms,
     recipe: Recipe,
 ) -> tuple[Array, Array | None]:
-    """Compute scores with -5e4 for masked pairs of tokens, and -inf only for padding slots."""
+    """Compute scores with -5e4 instead of -inf for masked pairs; only padding slots get -inf."""
     s, t = score(q, k, allowed, rows, columns, terms, recipe)
     real = (rows.index >= 0)[:, None] & (columns.index >= 0)[None, :]
     return np.where(np.isneginf(s) & real, SENTINEL, s), t
 
 
 def nan_in_empty_rows(s: Array, lse: Array, recipe: Recipe) -> Array:
-    """Compute p = exp(s - lse) without a guard: NaN in rows without visible keys."""
+    """Compute p = exp(s - lse) without a guard, which gives NaN in rows without visible keys."""
     return round_to(np.exp(s - lse[..., None]), recipe.statistics)
 
 

@@ -1,4 +1,9 @@
-"""Heads, head groups and batch entries that are mapped, mixed or summed wrongly."""
+"""Heads, head groups and batch entries that are mapped, mixed or summed wrongly.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. Hkv is the number of key heads. Correctly, each key head
+serves a group of consecutive query heads.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +27,12 @@ from ringspec.spec.worker import KeySide, QuerySide
 
 
 def dealt_round(x: Array, terms: Terms) -> Array:
-    """Repeat key heads so that query head h reads key head h mod Hkv."""
+    """Copy key heads to query heads round-robin: query head h reads key head h mod Hkv."""
     return np.tile(x, (1, terms.group, 1, 1))
 
 
 def summed_round(x: Array, terms: Terms) -> Array:
-    """Sum the gradients of query heads g, g + Hkv, ... into key head g."""
+    """Sum the gradients of query heads g, g + Hkv, g + 2 Hkv and so on into key head g."""
     batch, heads, length, width = x.shape
     return x.reshape(batch, terms.group, heads // terms.group, length, width).sum(axis=1)
 
@@ -49,7 +54,7 @@ def mean_of_group(x: Array, terms: Terms) -> Array:
 
 
 def first_key_head(x: Array, terms: Terms) -> Array:
-    """Repeat key heads correctly, except that the last query head reads key head 0."""
+    """Copy key heads to query heads correctly, except that the last query head reads key head 0."""
     spread = np.repeat(x, terms.group, axis=1)
     spread[:, -1] = x[:, 0]
     return spread
@@ -64,7 +69,7 @@ def batches_and_heads_exchanged(at: At) -> tuple[QuerySide, KeySide]:
 
 
 def keys_of_next_batch(at: At) -> tuple[QuerySide, KeySide]:
-    """Shift the keys and values of a visiting block by one batch entry."""
+    """Shift the keys and values of a block from another worker by one batch entry."""
     key = at.key
     if at.own or key.k is None or key.v is None:
         return at.query, key

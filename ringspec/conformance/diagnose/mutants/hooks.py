@@ -1,8 +1,10 @@
-"""The replaceable pieces of a ring; each default does what the specification does.
+"""The functions that compute a ring, called pieces, each of which a bug can replace.
 
-A piece is a function that does one part of the computation. A bug replaces one or a few pieces.
-:mod:`~ringspec.conformance.diagnose.mutants.ring` is the loop that calls them; with all defaults its results are those
-of ``ringspec.ring``, bit for bit.
+Each default computes what the specification says. :mod:`~ringspec.conformance.diagnose.mutants.ring` is the loop that
+calls the pieces; with all defaults its results equal those of ``ringspec.ring``, bit for bit.
+
+s are the masked scores, p the softmax weights, dp = dy v^T. ds is the gradient of s, and dz that of the scores before
+the soft cap. keep is the factor of dropout. A key head serves a group of query heads.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ Side = TypeVar("Side", QuerySide, KeySide)
 
 @dataclass(frozen=True)
 class At:
-    """The place where a piece is called: the pass, the worker, the ring step, and the pair of blocks.
+    """Where a piece is called: the pass, the worker, the ring step, and the pair of blocks.
 
-    ``all_queries`` and ``all_keys`` are the blocks of every worker as they were at the start.
+    ``phase``: 'forward', 'backward' or 'merge'. ``all_queries`` and ``all_keys``: the blocks of all workers as they
+    were at the start of the pass.
     """
 
     phase: str
@@ -49,11 +52,11 @@ class At:
 
     @property
     def own(self) -> bool:
-        """Tell whether queries and keys belong to the same worker (the diagonal block)."""
+        """Tell whether queries and keys belong to the same worker, which makes this the diagonal block."""
         return self.query.owner == self.key.owner
 
     def visitor(self, step: int) -> int:
-        """Return the owner of the block that visits this worker in a step (RING-1)."""
+        """Return the worker whose block visits this worker in a step (RING-1)."""
         return (self.worker - self.direction * step) % self.workers
 
 
@@ -61,7 +64,7 @@ class At:
 class Hop:
     """One transfer around the ring, after ``step``.
 
-    ``last``: the final transfer of a backward pass, which returns gradients to their owners.
+    ``last``: whether it is the final transfer of a backward pass, which returns gradients to their owners.
     """
 
     phase: str
@@ -108,14 +111,17 @@ def score(
     terms: Terms,
     recipe: Recipe,
 ) -> tuple[Array, Array | None]:
-    """Return the scores s, -inf where not ``allowed``, and t = tanh(z / softcap), None without a soft cap."""
+    """Return the scores s, and t = tanh(z / softcap), where z = scale * q k^T + bias.
+
+    s is -inf where ``allowed`` is False. t is None without a soft cap.
+    """
     z = terms.scale * product(q, k.swapaxes(2, 3), recipe.products) + finite_bias(rows, columns)
     z, t = capped(z, terms, recipe)
     return np.where(allowed, round_to(z, recipe.scores), -np.inf), t
 
 
 def finite_bias(rows: Rows, columns: Columns) -> Array | float:
-    """Return the bias of a block, with 0 in place of -inf; pairs with -inf are masked anyway."""
+    """Return the bias of a block, with 0 in place of -inf; a pair whose bias is -inf is masked anyway."""
     if rows.bias is None:
         return 0.0
     bias: Array = columns_of(rows.bias, columns)
@@ -185,7 +191,7 @@ def operand(name: str, x: Array, recipe: Recipe) -> Array:
 def products(
     kept: Array, dz: Array, q: Array, k: Array, dy: Array, terms: Terms, recipe: Recipe
 ) -> tuple[Array, Array, Array]:
-    """Compute dq, dk, dv of one tile, each with one head per query head; dk and dv are not rounded yet."""
+    """Compute dq, dk and dv of one tile. dk and dv are not rounded yet, and still have one head per query head."""
     dq = round_to(terms.scale * product(dz, k, recipe.products), recipe.products)
     dk = terms.scale * product(dz.swapaxes(2, 3), q, recipe.products)
     return dq, dk, product(kept.swapaxes(2, 3), dy, recipe.products)
@@ -196,7 +202,7 @@ def over_group(x: Array, terms: Terms) -> Array:
 
 
 def for_bias(dz: Array, rows: Rows, terms: Terms) -> Array:
-    """Return the gradient of the scores that is summed to dbias."""
+    """Return the gradient of the scores that is summed to give dbias."""
     return dz
 
 
@@ -205,12 +211,15 @@ def same_share(at: At, share: BlockGradients) -> BlockGradients:
 
 
 def add(at: At, name: str, total: Array, share: Array, format: str) -> Array:
-    """Add one block's contribution to an accumulator; ``name`` is 'dq', 'dk', 'dv' or 'dbias'."""
+    """Add the contribution ``share`` of one block to an accumulator; ``name`` is 'dq', 'dk', 'dv' or 'dbias'."""
     return round_to(total + share, format)
 
 
 def reduced(owner: int, parts: Sequence[KeySide]) -> Sequence[KeySide]:
-    """Return the contributions to an owner's dk and dv, in worker order, if keys are gathered."""
+    """Return what each worker contributes to an owner's dk and dv, in worker order.
+
+    This piece is called only if keys are gathered instead of sent around the ring.
+    """
     return parts
 
 
@@ -230,30 +239,30 @@ def same_recipe(recipe: Recipe) -> Recipe:
 class Hooks:
     """All pieces, in the order in which a pass calls them.
 
-    ``recipe``        the recipe under which the program really computes
+    ``recipe``        where the program really rounds, and to which format
     ``terms``         scale, masks, soft cap, sinks and dropout of a pass, 'forward' or 'backward'
     ``queries``, ``keys``    a worker's blocks at the start of a pass; in the backward pass with dy, lse, delta
     ``computes``      whether a pair of blocks is computed at all
     ``sees``          the blocks that the computation reads
     ``to_query_heads``    which key head a query head reads
-    ``mask``          visible pairs of a tile
+    ``mask``          visible query-key pairs of a tile
     ``score``         s and t of a tile
     ``keep``          dropout factors
     ``absorb_tile``   absorb one tile into the softmax state of its block
-    ``part``          one block's result as it leaves the block
-    ``merge``         merge one block's result into the running state
+    ``part``          the softmax state of one block before it is merged
+    ``merge``         merge the softmax state of one block into the running state
     ``hop``           the block that each worker holds after a transfer
     ``finish``        o and lse of a worker
     ``seeds``         dy and dlse of a worker as the backward pass uses them
-    ``delta``         dy_o_sum - dlse of a worker
+    ``delta``         row sum of dy * o, minus dlse, of a worker
     ``probabilities``, ``score_gradient``, ``uncapped``    p, ds, dz of a tile
-    ``operand``       p and dz rounded as operands
+    ``operand``       p and dz as rounded for the products
     ``products``      dq, dk, dv of a tile
     ``over_group``    sum over the query heads of a key head
-    ``for_bias``      the gradient of the scores that is summed to dbias
-    ``share``         one block's gradients as they leave the block
-    ``add``           add one block's gradients to an accumulator
-    ``reduced``       the contributions to one owner's dk, dv if keys are gathered
+    ``for_bias``      the gradient of the scores that is summed to give dbias
+    ``share``         the gradients of one pair of blocks before they are added
+    ``add``           add the gradients of one pair of blocks to an accumulator
+    ``reduced``       what each worker contributes to one owner's dk, dv if keys are gathered
     ``sink_share``    one worker's contribution to dsinks
     ``results``       all results that the call returns
     """

@@ -1,7 +1,8 @@
-"""For each known bug, a case of the profile ``core`` or ``noise`` that detects it, in the recipes bf16 and float32.
+"""For each known bug, one case of the suite that detects it in bf16 and one that detects it in float32.
 
-A case that is flagged for the bug is preferred, if it detects the bug clearly. Noise cases, which use statistics over
-whole tensors, are listed for rounding bugs that no bound on single values detects.
+bf16 and float32 are recipes: they say where a kernel rounds. The cases are in the profiles ``core`` and ``noise``. A
+case that lists the bug among its flags is preferred, if it detects the bug clearly. Noise cases test statistics of
+whole tensors. They are listed for rounding bugs that no bound on single values detects.
 """
 
 from __future__ import annotations

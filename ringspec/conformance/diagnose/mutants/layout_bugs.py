@@ -1,4 +1,9 @@
-"""Wrong diagonals, offsets and layouts: kernels that mistake where in the sequence a block lies."""
+"""Wrong diagonals, offsets and layouts: kernels that mistake where in the sequence a block lies.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. A layout table lists the tokens of each worker: row r has
+those of worker r.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,10 @@ from ringspec.spec.online_softmax import SoftmaxState
 
 
 def triangle_on_every_step(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Apply the triangle of the diagonal block to every block that has a visible pair."""
+    """Apply the causal triangle of the diagonal block to every other block.
+
+    Blocks without a visible query-key pair stay masked.
+    """
     allowed = mask(at, rows, columns, terms)
     if at.own or not allowed.any():
         return allowed
@@ -64,18 +72,21 @@ def causal_on_first_step_alone(at: At, rows: Rows, columns: Columns, terms: Term
 
 
 def not_later_than_worker(at: At) -> bool:
-    """Compute the block if rank <= step; the correct test is step <= rank."""
+    """Compute the block only if the worker's rank <= step; the correct test is step <= rank."""
     return at.worker <= at.step
 
 
 def rank_not_above_step(at: At) -> bool:
-    """Compute the block if the queries' rank <= step, in any circulation and direction; step <= rank is correct."""
+    """Compute the block only if the rank that owns the queries is <= step; the correct test is step <= rank.
+
+    The step is the one at which the two blocks meet if keys travel, even in a ring in which queries travel.
+    """
     step = at.direction * (at.query.owner - at.key.owner) % at.workers
     return at.query.owner <= step
 
 
 def mirrored(call: Call) -> Mask:
-    """Make a mask that, for queries of worker a, places key block b at the position of block 2a - b."""
+    """Return a mask in which queries of worker a find key block b at the position of block 2a - b."""
     assert call.index_k is not None
     n = call.index_k.shape[1]
 
@@ -96,7 +107,10 @@ def exclusive(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
 
 
 def shifted_diagonal(by: int, late_rows_alone: bool = False) -> Mask:
-    """Make a mask whose causal diagonal is shifted by ``by`` keys to the right; other terms are unchanged."""
+    """Return a mask whose causal diagonal lies ``by`` keys further right; window and documents stay correct.
+
+    ``late_rows_alone``: shift the diagonal only for the later half of the rows.
+    """
 
     def shifted(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
         assert at.query.rows is not None
@@ -128,13 +142,13 @@ def swapped_chunks(table: Integers) -> Integers:
 
 
 def chunks_in_order(table: Integers) -> Integers:
-    """Make a layout table in which worker r holds chunks r and W + r instead of r and 2W - 1 - r."""
+    """Return a layout table with chunks r and W + r on worker r; zigzag puts r and 2W - 1 - r there."""
     half = table.shape[1] // 2
     return np.concatenate((table[:, :half], table[::-1, half:]), axis=1)
 
 
 def keys_in_order(call: Call) -> Mask:
-    """Make a mask that treats gathered keys, which are in worker order, as if they were in token order."""
+    """Return a mask that takes gathered keys to be in token order, although they are in worker order."""
     assert call.index_k is not None
     on_k = positions_if(call, "k", dealt_in_order(call.index_k))
     return lambda at, rows, columns, terms: mask(
@@ -150,7 +164,10 @@ def offset_dropped(call: Call) -> Mask:
 
 
 def other_end(call: Call) -> Mask:
-    """Make a mask that is aligned at the end of the sequences instead of the start, or vice versa."""
+    """Return a mask whose diagonal ends at the last query and key, instead of starting at the first ones.
+
+    If the correct diagonal ends there, it is the other way round.
+    """
     by = tokens(call.index_k) - tokens(call.index_q)
     by = -by if call.terms.get("q_offset", 0) == by else by
     return lambda at, rows, columns, terms: mask(

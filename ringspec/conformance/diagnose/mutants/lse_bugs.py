@@ -1,4 +1,8 @@
-"""An lse that is incomplete, in the wrong base or with the wrong order of axes, while o is correct."""
+"""An lse that is incomplete, in the wrong base or with the wrong order of axes, while o is correct.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,7 @@ def lse_read_exchanged(phase: str, side: QuerySide) -> QuerySide:
 
 
 def lse_of_first_heads(call: Call, recipe: Recipe) -> Hooks:
-    """Make the pieces of a ring that writes lse only for the first query head of each group, else 0."""
+    """Return pieces that write lse only for the first query head of each group, and 0 for the others."""
     group = call.worker("q", 0).shape[1] // call.worker("k", 0).shape[1]
 
     def first_heads(results: Results) -> Results:
@@ -75,7 +79,7 @@ def log_alone(
 
 
 def read_as_base_2(s: Array, lse: Array, recipe: Recipe) -> Array:
-    """Compute p = 2**(s log2(e) - lse) with a natural lse."""
+    """Compute p = 2**(s log2(e) - lse) although lse is natural."""
     return probabilities(s, lse * LN2, recipe)
 
 

@@ -1,4 +1,8 @@
-"""Masks and windows that are ignored, replaced or misread."""
+"""Masks and windows that are ignored, replaced or misread.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ def first_head_of_mask(at: At, rows: Rows, columns: Columns, terms: Terms) -> Bo
 
 
 def local_columns_of_mask(call: Call) -> Mask:
-    """Make a mask that reads columns 0 to n - 1 of the dense mask for every block of keys."""
+    """Return a mask that reads the wrong columns of the dense mask: 0 to n - 1 for every block of n keys."""
     on_k = slots(call.index_k)
 
     def at_slots(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
@@ -70,7 +74,7 @@ def bounds_inclusive(at: At, rows: Rows, columns: Columns, terms: Terms) -> Bool
 
 
 def window_is(sides: Callable[[Any, Any], Sides]) -> Callable[[str, Terms], Terms]:
-    """Make a function that replaces the window (left, right) of the terms by ``sides(left, right)``."""
+    """Return a piece that replaces the window (left, right) by ``sides(left, right)``."""
 
     def changed(phase: str, terms: Terms) -> Terms:
         if terms.window is None:
@@ -89,7 +93,7 @@ def without_window(phase: str, terms: Terms) -> Terms:
 
 
 def window_per_block(call: Call) -> Mask:
-    """Make a mask that applies the window to slot numbers; the causal diagonal uses positions."""
+    """Return a mask whose window counts from the start of each worker's block; the causal diagonal is correct."""
     counted = local(call)
 
     def windowed(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
@@ -105,7 +109,7 @@ def without_others(rows: Rows, columns: Columns) -> tuple[Rows, Columns]:
 
 
 def empty_band(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Compute a mask with the window (-1, 0), which is empty: it begins after the row and ends at the row."""
+    """Compute a mask with the window (-1, 0). It is empty, because it begins after the row and ends at the row."""
     band = masks.window(rows.position, columns.position, (-1, 0))[:, None]
     return mask(at, rows, columns, terms) & band
 

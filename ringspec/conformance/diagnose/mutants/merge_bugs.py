@@ -1,4 +1,10 @@
-"""Partial results that are merged with wrong weights, or in a way that overflows."""
+"""Partial results that are merged with wrong weights, or in a way that overflows.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. A softmax state holds m, l and o: the running maximum, the
+sum of exponentials, and the output before the division by l. It is empty if no key was visible. ``running`` is the
+state of all earlier blocks, ``part`` that of the new one.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,7 @@ LN2 = math.log(2.0)
 
 
 def normal(state: SoftmaxState, factor: float = 1.0) -> SoftmaxState:
-    """Normalise a state to (m = lse * factor, l = 1, o); empty rows keep l = 0."""
+    """Normalise a state to (m = lse * factor, l = 1, o / l); empty rows keep l = 0."""
     empty = state.l == 0
     o = state.o / np.where(empty, 1.0, state.l)[..., None]
     return SoftmaxState(state.lse * factor, np.where(empty, 0.0, 1.0), o)
@@ -28,7 +34,7 @@ def normal(state: SoftmaxState, factor: float = 1.0) -> SoftmaxState:
 def with_weights(
     a: SoftmaxState, b: SoftmaxState, c_a: Array, c_b: Array, m: Array, recipe: Recipe
 ) -> SoftmaxState:
-    """Combine two states as c_a * a + c_b * b, with running maximum m."""
+    """Combine two states as c_a * a + c_b * b, with running maximum ``m``."""
     l = round_to(c_a * a.l + c_b * b.l, recipe.statistics)
     return SoftmaxState(m, l, c_a[..., None] * a.o + c_b[..., None] * b.o)
 
@@ -52,7 +58,7 @@ def natural_at_last(
 def base_2_weights_of_o(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge lse correctly, but weight o with the natural exponentials of lse / ln 2."""
+    """Merge lse correctly, but weight o by exp(lse / ln 2)."""
     right = merged(at, running, part, recipe)
     a, b = normal(running, 1 / LN2), normal(part, 1 / LN2)
     c_a, c_b, _ = weights(a, b)
@@ -64,7 +70,7 @@ def base_2_weights_of_o(
 def powers_of_two(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge with weights 2**lse, the natural exponentials of lse * ln 2."""
+    """Merge with the weights 2**lse instead of exp(lse)."""
     return normal(merged(at, normal(running, LN2), normal(part, LN2), recipe), 1 / LN2)
 
 
@@ -83,7 +89,7 @@ def exchanged(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe)
 def weights_of_o_exchanged(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge with the weights of o swapped and the correct lse."""
+    """Merge lse correctly, but swap the two weights of o."""
     right = merged(at, running, part, recipe)
     if not running.l.any():
         return right
@@ -97,7 +103,7 @@ def weights_of_o_exchanged(
 def equal_weights(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge with o as the mean over the blocks and the correct lse."""
+    """Merge lse correctly, but make o the mean over the blocks."""
     right = merged(at, running, part, recipe)
     a, b = normal(running), normal(part)
     mean = a.o + (b.o - a.o) / (at.step + 1)
@@ -107,14 +113,14 @@ def equal_weights(
 def already_normal(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge the normalised o of the block as if it were the sum that is still to be divided by l."""
+    """Merge the o of the new block after dividing it by l, although the result is divided again at the end."""
     return merged(at, running, SoftmaxState(part.m, part.l, normal(part).o), recipe)
 
 
 def exponentials_of_lse(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge with exp(lse) itself: infinite above the range of the statistics format, 0 below it."""
+    """Merge with exp(lse) itself, which overflows to infinity or underflows to 0 if lse is far from 0."""
     a, b = normal(running), normal(part)
     e_a, e_b = (round_to(np.exp(x.m), recipe.statistics) for x in (a, b))
     total = round_to(e_a + e_b, recipe.statistics)
@@ -127,7 +133,7 @@ def exponentials_of_lse(
 def log_of_one_plus(
     at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge with lse + log(1 + exp(block lse - lse)) after the first block."""
+    """Merge with lse + log(1 + exp(block lse - lse)), from the second block on."""
     if not running.l.any():
         return merged(at, running, part, recipe)
     a, b = normal(running), normal(part)
@@ -138,13 +144,13 @@ def log_of_one_plus(
 
 
 def unguarded(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """Merge without a guard: (-inf) - (-inf) where both states are empty."""
+    """Merge without a guard against (-inf) - (-inf), which occurs where both states are empty."""
     m = np.maximum(running.m, part.m)
     return with_weights(running, part, np.exp(running.m - m), np.exp(part.m - m), m, recipe)
 
 
 def o_unguarded(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """Merge with NaN in o where both states are empty; lse is -inf, which is correct."""
+    """Merge lse correctly, but give NaN in o where both states are empty."""
     right = merged(at, running, part, recipe)
     both = ((running.l == 0) & (part.l == 0))[..., None]
     spoilt = both | np.isnan(running.o) | np.isnan(part.o)

@@ -1,4 +1,8 @@
-"""Mutants (known bugs that can be run): their definition, and how to run one on a call or as a target."""
+"""Mutants: known bugs that can be run, on one call or as a target of the suite.
+
+A mutant is the correct ring with a few of its functions replaced. These functions are called pieces; see
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. A recipe says where a kernel rounds.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +31,11 @@ Make = Callable[[Call, Recipe], Hooks]
 
 @dataclass(frozen=True)
 class Guise:
-    """A variant of a bug to which the bug's title applies as well; ``words`` say what is different.
+    """Another form of a bug, for which the bug's title is true as well; ``words`` say what is different.
 
-    Kernels with the same bug differ in the pass that has the bug, in the contents of unwritten memory, or in the
-    results that stay correct. A diagnosis also tries the variants; the kill table counts only the bug itself.
+    Kernels with the same bug differ: the bug may be in another pass, unwritten memory may hold other numbers, or other
+    results may stay correct. A diagnosis also tries these forms; the table of detecting cases covers only the bug
+    itself.
     """
 
     words: str
@@ -47,11 +52,11 @@ class Mutant:
     ``links``     public reports; empty for a likely mistake without a known report
     ``flags``     classes of :data:`ringspec.vectors.catalogue.flags.FLAGS`
     ``applies``   applies(call) is False if the bug cannot change a result of the call
-    ``hooks``     hooks(call, recipe) makes the pieces
+    ``hooks``     hooks(call, recipe) returns the pieces
     ``unseen``    for each recipe in which no case can detect the bug, the reason
-    ``guises``    variants of the bug
-    ``supposes``  supposes(call) is False if the call lacks something that the title takes for granted, for
-                  example a mask: a diagnosis then prefers another bug that gives the same results
+    ``guises``    other forms of the bug
+    ``supposes``  supposes(call) is False if the call lacks something that the title mentions, such as a mask. Among
+                  bugs that give the same results, a diagnosis names one whose title suits the call
     """
 
     id: str
@@ -67,16 +72,16 @@ class Mutant:
 
     @property
     def kills(self) -> Mapping[str, str]:
-        """For each recipe ('bf16', 'float32'), a case of the profile ``core`` or ``noise`` that fails with this bug.
+        """Map each recipe ('bf16', 'float32') to a case of the profile ``core`` or ``noise`` that fails with this bug.
 
-        A recipe in which no case detects the bug is missing: see ``unseen``.
+        A recipe in which no case detects the bug is missing; ``unseen`` says why.
         """
         cases = zip(RECIPES, KILLS.get(self.id, ("", "")), strict=True)
         return {recipe: case for recipe, case in cases if case}
 
     @property
     def needs(self) -> str:
-        """'statistics' if a recipe exists in which only statistics of whole tensors detect the bug, else 'bounds'."""
+        """Return 'statistics' if, in some recipe, only statistics of whole tensors detect the bug; else 'bounds'."""
         found = any(case.startswith("noise/") for case in self.kills.values())
         return "statistics" if found else "bounds"
 
@@ -94,10 +99,10 @@ def mutant(
     supposes: Condition = anything,
     **pieces: Any,
 ) -> Mutant:
-    """Make a mutant.
+    """Return a mutant.
 
     ``links`` are paths below https://github.com. Give either ``pieces``, if they are the same for every call, or
-    ``hooks``, which makes them from call and recipe.
+    ``hooks``, a function that makes them from a call and a recipe.
     """
     addresses = tuple(SITE + link for link in links)
     made = made_of(hooks, pieces)
@@ -116,7 +121,7 @@ def mutant(
 
 
 def guise(words: str, applies: Condition, hooks: Make | None = None, **pieces: Any) -> Guise:
-    """Make a variant of a bug; ``hooks`` and ``pieces`` as in :func:`mutant`."""
+    """Return another form of a bug; ``hooks`` and ``pieces`` are as in :func:`mutant`."""
     return Guise(words, made_of(hooks, pieces), applies)
 
 
@@ -126,9 +131,10 @@ def made_of(hooks: Make | None, pieces: Mapping[str, Any]) -> Make:
 
 
 def run_mutant(mutant: Mutant | Guise, call: Call, recipe: Recipe, way: Way = USUAL) -> Results:
-    """Run a mutant on a call under a recipe: results by name, one float64 array per worker.
+    """Run a mutant on a call and return its results by name, as one float64 array per worker.
 
-    If the mutant does not apply to the call, the results are correct. NaN and infinities raise no warning.
+    ``way``: choices that the specification leaves to an implementation. If the mutant does not apply to the call, the
+    results are correct. NaN and infinities raise no warning.
     """
     hooks = mutant.hooks(call, recipe) if mutant.applies(call) else Hooks()
     with np.errstate(all="ignore"):
@@ -136,7 +142,7 @@ def run_mutant(mutant: Mutant | Guise, call: Call, recipe: Recipe, way: Way = US
 
 
 class MutantTarget:
-    """A mutant as a target of the suite, with the claims of the correct program in the same recipe."""
+    """A mutant as a target (program under test), with the claims of the correct program in the same recipe."""
 
     def __init__(self, mutant: Mutant, recipe: str) -> None:
         right = REFERENCES[recipe]

@@ -1,4 +1,9 @@
-"""Document boundaries and padding that are ignored or misplaced."""
+"""Document boundaries and padding that are ignored or misplaced.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. Documents that are packed into one sequence have ids; a
+negative id marks a padding token. A slot is a place in a worker's block; a padding slot holds no token.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ def window_across_documents(at: At, rows: Rows, columns: Columns, terms: Terms) 
 
 
 def no_documents(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Compute a mask without document boundaries; padding tokens (negative ids) stay masked."""
+    """Compute a mask that ignores document boundaries; padding tokens stay masked."""
     if rows.segment is None or columns.segment is None:
         return mask(at, rows, columns, terms)
     return mask(
@@ -48,7 +53,7 @@ def no_segments(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
 
 
 def padding_is_a_document(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Compute a mask in which tokens with negative ids (padding) attend to each other."""
+    """Compute a mask in which padding tokens attend to each other."""
     if rows.segment is None or columns.segment is None:
         return mask(at, rows, columns, terms)
     rows = dataclasses.replace(rows, segment=np.maximum(rows.segment, -1) + 1)
@@ -57,7 +62,7 @@ def padding_is_a_document(at: At, rows: Rows, columns: Columns, terms: Terms) ->
 
 
 def padding_counted(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Compute a mask that counts padding slots as keys of the last document in their block."""
+    """Compute a mask that takes padding slots for keys of the last document in their block."""
     real = dataclasses.replace(columns, index=np.maximum(columns.index, 0))
     if columns.segment is not None and columns.segment.size:
         segment = np.where(columns.index < 0, columns.segment.max(), columns.segment)
@@ -66,7 +71,7 @@ def padding_counted(at: At, rows: Rows, columns: Columns, terms: Terms) -> Boole
 
 
 def documents_by_slot(call: Call) -> Mask:
-    """Make a mask in which slot i of every worker has the document of token i of the whole sequence."""
+    """Return a mask that gives slot i of every worker the document id of token i of the sequence."""
     on_q, on_k = slots(call.index_q), slots(call.index_k)
 
     def by_slot(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
@@ -86,7 +91,7 @@ def documents_by_slot(call: Call) -> Mask:
 
 
 def numbered_by_worker(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-    """Compute a mask for which each worker numbers the documents in its block from 0."""
+    """Compute a mask from ids that each worker renumbers, starting with 0 in its own block."""
     of_rows, of_columns = at.query.rows, at.key.columns
     assert of_rows is not None and of_columns is not None
     if of_rows.segment is None or of_columns.segment is None:
@@ -103,7 +108,7 @@ def numbered_by_worker(at: At, rows: Rows, columns: Columns, terms: Terms) -> Bo
 
 
 def number_among(ids: Integers, held: Integers) -> Integers:
-    """Return the rank of each id among the distinct ids in ``held``; negative ids (padding) are unchanged."""
+    """Return the index of each id among the sorted distinct ids in ``held``; negative ids stay."""
     known = [np.unique(row[row >= 0]) for row in held]
     places = [np.searchsorted(a, row) for a, row in zip(known, ids, strict=True)]
     return np.where(ids < 0, ids, np.stack(places))
@@ -114,7 +119,7 @@ def keys_cut_short(call: Call, recipe: Recipe) -> Hooks:
 
 
 def cut_short(call: Call, recipe: Recipe) -> Hooks:
-    """Make the pieces of a ring that treats the tokens of a document beyond a multiple of W as padding."""
+    """Return pieces that use only a multiple of W tokens of each document and treat the rest as padding."""
     starts_q = call.terms["cu_seqlens"]
     starts_k = call.terms.get("cu_seqlens_k", starts_q)
 
@@ -145,7 +150,7 @@ def has_uneven_document(call: Call) -> bool:
 
 
 def empty_documents_forgotten(call: Call) -> Mask:
-    """Make a mask whose query ids count only documents with queries; key ids count all documents."""
+    """Return a mask whose query ids skip documents without queries; key ids count every document."""
     starts = np.asarray(call.terms["cu_seqlens"])
     number = np.concatenate((np.cumsum(np.diff(starts) > 0) - 1, [-1]))  # id -1: the last entry
 

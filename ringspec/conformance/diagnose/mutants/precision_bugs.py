@@ -1,4 +1,9 @@
-"""Rounding in the wrong place, in the wrong direction, or to the wrong format."""
+"""Rounding in the wrong place, in the wrong direction, or to the wrong format.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. A recipe says where a program rounds (its rounding points)
+and to which formats.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ NARROW = ("bfloat16", "float16")
 
 
 def truncated(x: Array, format: str) -> Array:
-    """Truncate towards zero to the significant bits of a format."""
+    """Truncate towards zero to the significand length of a format."""
     with np.errstate(all="ignore"):
         part, exponent = np.frexp(x)
         bits = format_of(format).precision
@@ -36,12 +41,12 @@ def truncated(x: Array, format: str) -> Array:
 
 
 def narrow_of(recipe: Recipe) -> str:
-    """Return the 16-bit format that a kernel would use: the format of its inputs, or bfloat16 if that is wider."""
+    """Return the 16-bit format that a kernel would use: its input format if that has 16 bits, else bfloat16."""
     return recipe.inputs if recipe.inputs in NARROW else "bfloat16"
 
 
 def rounding(*points: str) -> Callable[[Recipe], Recipe]:
-    """Make a function that changes a recipe so that the rounding ``points`` round to 16 bits."""
+    """Return a function that changes a recipe so that it rounds to 16 bits at ``points``."""
 
     def changed(recipe: Recipe) -> Recipe:
         return recipe.replace(**dict.fromkeys(points, narrow_of(recipe)))
@@ -59,7 +64,7 @@ def partials(recipe: Recipe) -> Recipe:
 def cut_p(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
-    """Absorb one tile; P is truncated instead of rounded."""
+    """Absorb one tile into the softmax state, with P truncated instead of rounded."""
     m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
     shift = finite_shift(m)
     c = round_to(np.exp(state.m - shift), recipe.statistics)
@@ -72,7 +77,7 @@ def cut_p(
 def narrow_exponentials(
     state: SoftmaxState, s: Array, v: Array, keep: Array | float, recipe: Recipe
 ) -> SoftmaxState:
-    """Absorb one tile; exp(s - m) is rounded to 16 bits before it is summed, unlike l and the rescaling."""
+    """Absorb one tile into the softmax state, with exp(s - m) rounded to 16 bits before the sum."""
     m = np.maximum(state.m, s.max(axis=3, initial=-np.inf))
     shift = finite_shift(m)
     c = round_to(np.exp(state.m - shift), recipe.statistics)
@@ -95,9 +100,9 @@ def cut_operand(which: str) -> Callable[[str, Array, Recipe], Array]:
 
 
 def cut_results(names: tuple[str, ...], *points: str) -> Make:
-    """Return a function that makes the pieces of a ring that truncates results instead of rounding them.
+    """Return a function that makes pieces that truncate the results ``names`` instead of rounding them.
 
-    The rounding ``points`` are widened, so that no result is rounded before it is truncated.
+    ``points``: rounding points that get a wide format, so that no result is rounded before it is truncated.
     """
 
     def hooks(call: Call, recipe: Recipe) -> Hooks:
@@ -117,7 +122,7 @@ def cut_results(names: tuple[str, ...], *points: str) -> Make:
 
 
 def cut_before_backward(call: Call, recipe: Recipe) -> Hooks:
-    """Truncate the gradients as :func:`cut_results` does, and compute delta from a truncated o."""
+    """Return pieces that truncate the gradients, and compute delta from a truncated o."""
     made = cut_results(("dq", "dk", "dv"), "outputs", "gradients")(call, recipe)
 
     def finished(
@@ -136,7 +141,7 @@ def dq_in_bfloat16(results: Results) -> Results:
 
 
 def flushed(call: Call, recipe: Recipe) -> Hooks:
-    """Make the pieces of a ring that replaces results below the smallest normal number of their format by 0."""
+    """Return pieces that set results to 0 if they are subnormal in their format."""
     least = 2.0 ** format_of(call.formats["outputs"]).min_exponent
 
     def flush(results: Results) -> Results:

@@ -1,8 +1,10 @@
-"""A second implementation of the ring: one loop over steps and workers that calls replaceable pieces.
+"""A second implementation of the ring: one loop over steps and workers that calls replaceable functions.
 
-The specification gives each worker its own state and messages; here lists hold the blocks of all workers, and a
-transfer makes a new list. With the default pieces every result equals that of ``ringspec.ring``, bit for bit, in
-every recipe, layout and circulation.
+These functions are called pieces; ``hooks`` holds them. With the default pieces every result equals that of
+``ringspec.ring``, bit for bit, in every recipe, layout and circulation.
+
+The specification gives each worker its own state and messages. Here lists hold the blocks of all workers, and a
+transfer makes a new list. The circulation says what travels: keys, queries, or nothing if all keys are gathered.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from ringspec.spec.worker import KeySide, QuerySide
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of all workers, with inputs rounded to the recipe's format, and the options of the call."""
+    """The blocks of all workers, with inputs rounded to the recipe's input format, and the options of the call."""
 
     queries: list[QuerySide]
     keys: list[KeySide]
@@ -75,7 +77,10 @@ def blocks_of(call: Call, recipe: Recipe) -> Blocks:
 
 
 def ring_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
-    """Compute the results of a 'ring' call: for each name, a list of one array per worker."""
+    """Compute the results of a 'ring' call: for each name, a list of one array per worker.
+
+    ``way``: choices that the specification leaves to an implementation, such as the order of merging.
+    """
     recipe = way.recipe(hooks.recipe(recipe))
     blocks = blocks_of(call, recipe)
     results: Results = {}
@@ -92,7 +97,7 @@ def ring_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> 
 def forward(
     blocks: Blocks, recipe: Recipe, hooks: Hooks, way: Way = USUAL
 ) -> tuple[list[Array], list[Array]]:
-    """Compute o and lse of every worker; keys travel, queries and their softmax state stay."""
+    """Compute o and lse of every worker. Keys travel; queries and their softmax state stay."""
     workers = blocks.workers
     terms = hooks.terms("forward", blocks.terms)
     queries = [hooks.queries("forward", side) for side in blocks.queries]
@@ -174,7 +179,7 @@ def backward(
 def with_row_sums(
     side: QuerySide, o: Array, lse: Array, dlse: Array, recipe: Recipe, hooks: Hooks
 ) -> QuerySide:
-    """Return a block of queries with dy, lse, delta and zeroed accumulators for its backward pass."""
+    """Prepare a block of queries for the backward pass: add dy, lse, delta and accumulators of 0."""
     assert side.q is not None and side.dy is not None and side.rows is not None
     dy, dlse = hooks.seeds(side.dy, dlse)
     return dataclasses.replace(
@@ -193,7 +198,7 @@ def with_accumulators(side: KeySide) -> KeySide:
 
 
 def added(hooks: Hooks, at: At, share: BlockGradients, recipe: Recipe) -> tuple[QuerySide, KeySide]:
-    """Return a pair of blocks; the contributions ``share`` are added to the accumulators of these blocks."""
+    """Add the gradients ``share`` of a pair of blocks to the accumulators of the two blocks; return the blocks."""
     query, key = at.query, at.key
     assert query.dq is not None and key.dk is not None and key.dv is not None
     dq = hooks.add(at, "dq", query.dq, share.dq, recipe.carried_dq)
@@ -208,7 +213,7 @@ def added(hooks: Hooks, at: At, share: BlockGradients, recipe: Recipe) -> tuple[
 def gathered_after(
     hooks: Hooks, hop: Hop, lower: list[KeySide], gathered: list[list[KeySide]]
 ) -> list[KeySide]:
-    """Store each worker's contribution to the current owner's dk and dv; the next owner's keys become current."""
+    """Store the dk and dv that each worker computed for the current owner, and go on to the next owner's keys."""
     for side in lower:
         gathered[side.owner].append(side)
     moved: list[KeySide] = hooks.hop(hop, lower)
@@ -216,7 +221,7 @@ def gathered_after(
 
 
 def reduced(hooks: Hooks, owner: int, parts: list[KeySide], recipe: Recipe) -> KeySide:
-    """Sum the contributions of all workers to one owner's dk and dv, in worker order."""
+    """Sum what the workers contribute to one owner's dk and dv, in worker order."""
     workers = len(parts)
     # In step t the worker owner + t had this owner's keys.
     in_order = [parts[(worker - owner) % workers] for worker in range(workers)]
@@ -230,7 +235,7 @@ def reduced(hooks: Hooks, owner: int, parts: list[KeySide], recipe: Recipe) -> K
 
 
 def block_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
-    """Compute the results of a 'block' call: o and lse of one block, or its contribution to the gradients."""
+    """Compute the results of a 'block' call: o and lse of one block, or what the block adds to the gradients."""
     recipe = way.recipe(hooks.recipe(recipe))
     blocks = blocks_of(call, recipe)
     [query], [key] = blocks.queries, blocks.keys
@@ -263,7 +268,7 @@ def block_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) ->
 
 
 def merge_results(call: Call, recipe: Recipe, hooks: Hooks, way: Way = USUAL) -> Results:
-    """Compute the results of a 'merge' call, which merges normalised parts one by one."""
+    """Compute the results of a 'merge' call, which merges normalised partial results (o, lse) one by one."""
     recipe = way.recipe(hooks.recipe(recipe))
     states = []
     for o, lse in zip(

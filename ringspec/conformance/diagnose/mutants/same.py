@@ -20,11 +20,14 @@ LEAST, UNITS = 1e-9, 16.0
 
 
 def same_on(call: Call, mutants: Iterable[Mutant], recipe: Recipe) -> list[tuple[str, ...]]:
-    """Group mutants (known bugs that can be run) whose results for a call agree within the rounding of a recipe.
+    """Group mutants whose results for a call agree within the rounding of a recipe.
 
-    The first group begins with 'right', the program without a bug. The other members of this group cannot be detected
-    by the call. Two values agree if they differ by at most 16 unit roundoffs of the recipe's coarsest format (at least
-    1e-9) times the sum of the row's largest magnitude and the mean magnitude of v or dy. Padding slots do not count.
+    A mutant is a known bug that can be run; a recipe says where a program rounds. The first group begins with 'right',
+    the program without a bug. The call cannot detect the other members of this group.
+
+    Two values agree if they differ by at most unit * (m + u). unit is 16 unit roundoffs of the coarsest format in the
+    recipe, and at least 1e-9. m is the largest magnitude in the row, and u the mean magnitude of v or dy. Slots without
+    a token do not count.
 
     >>> from ringspec.conformance.cases.calls import call_of
     >>> from ringspec.conformance.diagnose.mutants import MUTANTS
@@ -62,7 +65,7 @@ def coincide(call: Call, a: Results, b: Results, recipe: Recipe) -> bool:
 
 
 def real_rows(call: Call, name: str, worker: int, x: NDArray) -> NDArray:
-    """Return the rows of a worker's result whose slots hold a token."""
+    """Return the rows of a worker's result that hold a token."""
     index = call.index_k if name in ("dk", "dv") else call.index_q
     if index is None or name not in ("o", "lse", "dq", "dk", "dv"):
         return x
@@ -70,7 +73,10 @@ def real_rows(call: Call, name: str, worker: int, x: NDArray) -> NDArray:
 
 
 def usual(call: Call, name: str) -> float:
-    """Return the mean magnitude of v or dy, which a result sums; errors have this scale even if the sum cancels."""
+    """Return the mean magnitude of v or dy, of which the result is a weighted sum.
+
+    Even if the sum cancels, its rounding errors have this scale.
+    """
     source = {"o": "parts_o" if call.operation == "merge" else "v", "lse": ""}.get(name, "dy")
     if source not in call.tensors:
         return 1.0
@@ -79,7 +85,7 @@ def usual(call: Call, name: str) -> float:
 
 
 def close(a: NDArray, b: NDArray, unit: float, usual: float) -> bool:
-    """Tell whether a and b differ by at most ``unit`` times (the row's largest magnitude + ``usual``); NaN equals NaN."""
+    """Tell whether a and b differ by at most ``unit`` * (the row's largest magnitude + ``usual``); NaN equals NaN."""
     if a.ndim == 3:  # lse: every number is a row by itself
         a, b = a[..., None], b[..., None]
     finite = np.isfinite(a)

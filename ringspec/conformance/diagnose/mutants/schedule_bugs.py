@@ -1,4 +1,8 @@
-"""Ring steps that use stale or late blocks, steps that are left out, and results that are lost."""
+"""Ring steps that use stale or late blocks, steps that are left out, and results that are lost.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +64,7 @@ def values_late(at: At) -> tuple[QuerySide, KeySide]:
 
 
 def values_late_in_both(at: At) -> tuple[QuerySide, KeySide]:
-    """Use the values of the previous step in every pass in which keys travel."""
+    """Use the values of the previous ring step, in the forward pass and in a backward pass in which keys travel."""
     if at.key.owner != at.visitor(at.step):
         return at.query, at.key
     late = at.all_keys[at.visitor(max(at.step - 1, 0))]
@@ -114,7 +118,7 @@ def first_share_twice(at: At, name: str, total: Array, share: Array, format: str
 
 
 def cloned_early(at: At, name: str, total: Array, share: Array, format: str) -> Array:
-    """Add a block's contribution, but omit the last step's contribution to dk in the last head."""
+    """Add a block's gradients, but leave out what the last ring step adds to dk of the last head."""
     after = add(at, name, total, share, format)
     if name == "dk" and at.step == at.workers - 1:
         after[:, -1] = total[:, -1]

@@ -1,4 +1,8 @@
-"""Soft cap and bias: applied in the wrong order or columns, or with wrong gradients."""
+"""Soft cap and bias: applied in the wrong order or columns, or with wrong gradients.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. dz is the gradient of the scores before the soft cap.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,10 @@ def scale_after_cap(
 def mask_before_cap(
     q: Array, k: Array, allowed: Booleans, rows: Rows, columns: Columns, terms: Terms, recipe: Recipe
 ) -> Scores:  # fmt: skip
-    """Compute scores with the mask applied before the cap: -inf becomes -softcap, except in padding slots."""
+    """Mask the scores before the soft cap, which turns -inf into -softcap.
+
+    Places in a block that hold no token keep -inf.
+    """
     s, t = score(q, k, allowed, rows, columns, terms, recipe)
     if terms.softcap is None:
         return s, t
@@ -91,7 +98,7 @@ def bias_at_local_columns(call: Call, recipe: Recipe) -> Hooks:
 
 
 def first_of_broadcast(dz: Array, rows: Rows, terms: Terms) -> Array:
-    """Keep only the first entry along each axis along which the bias was broadcast."""
+    """Keep dz only at index 0 of each axis along which the bias is broadcast, instead of summing over the axis."""
     assert rows.bias is not None
     kept = dz.copy()
     for axis, size in enumerate(rows.bias.shape):

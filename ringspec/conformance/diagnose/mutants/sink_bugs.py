@@ -1,4 +1,9 @@
-"""Sinks that are ignored, counted once per block, or left out of the maximum, the lse or the gradient."""
+"""Sinks that are ignored, counted once per block, or left out of the maximum, the lse or the gradient.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. A sink is a logit without a key: it takes part in the
+softmax and contributes nothing to o.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ def nothing(worker: int, sinks: Array, lse: Array, delta: Array) -> Array:
 
 
 def with_sinks(state: SoftmaxState, sinks: Array) -> SoftmaxState:
-    """Add the sinks to the softmax sum of a state."""
+    """Add the sinks to the softmax sum of a block."""
     m = np.maximum(state.m, sinks.max(axis=1)[None, :, None])
     c = np.exp(state.m - m)
     sink_sum = np.exp(sinks[None, :, None, :] - m[..., None]).sum(axis=3)

@@ -1,4 +1,9 @@
-"""Blocks and gradients that travel in the wrong direction, not far enough, or into a buffer that is in use."""
+"""Blocks and gradients that travel in the wrong direction, not far enough, or into a buffer that is in use.
+
+A bug replaces one or a few of the functions that compute a ring; these functions are called pieces and are listed in
+:class:`~ringspec.conformance.diagnose.mutants.hooks.Hooks`. The owner of a block is the worker that holds it at the
+start; later the block visits the other workers.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +29,9 @@ INPUTS = {KeySide: ("k", "v"), QuerySide: ("q", "dy", "lse", "row_term")}
 
 
 def with_inputs_of(side: Side, other: Side, *names: str) -> Side:
-    """Replace tensors of the block ``side`` by those of the block ``other``; the owner of ``side`` is unchanged.
+    """Return the block ``side`` with tensors of the block ``other``.
 
-    ``names`` are the tensors to replace; default: all inputs of that kind of block.
+    The block keeps its owner. ``names``: the tensors to replace; by default all inputs.
     """
     taken = {name: getattr(other, name) for name in names or INPUTS[type(side)]}
     return dataclasses.replace(side, **taken)
@@ -48,7 +53,7 @@ def saved_keys_against(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def owner_of_other_direction(at: At) -> tuple[QuerySide, KeySide]:
-    """Mask the visiting block as if it were the block that arrives in the opposite direction."""
+    """Mask the visiting block as if it were the block that visits in a ring of the opposite direction."""
     other = (at.worker + at.direction * at.step) % at.workers
     if at.key.owner == at.visitor(at.step):
         return at.query, with_inputs_of(at.key, at.all_keys[other], "columns")
@@ -68,7 +73,10 @@ def not_home(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def kept_when_idle(where: Hop, sides: Sequence[KeySide]) -> list[KeySide]:
-    """Transfer blocks; a worker that skips the arriving keys of a later worker keeps the dk and dv it has sent."""
+    """Transfer blocks, but let a worker keep its old dk and dv if keys of a later worker arrive.
+
+    Under a causal mask the worker has nothing to compute with these keys.
+    """
     arrived = hop(where, sides)
     if where.phase == "forward" or where.last:
         return arrived
@@ -90,7 +98,10 @@ def received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def keys_received_in_place(where: Hop, sides: Sequence[Side]) -> list[Side]:
-    """Transfer k and v into the buffers that are sent from; worker 0 sends first, then worker 1, and so on."""
+    """Transfer k and v; from the second transfer on, workers receive into the buffers that they send from.
+
+    Worker 0 sends first, then worker 1, and so on.
+    """
     right, buffers = hop(where, sides), list(sides)
     if where.step == 0 or where.last or not isinstance(sides[0], KeySide):
         return right
@@ -106,14 +117,14 @@ def inside_halves(where: Hop, sides: Sequence[Side]) -> list[Side]:
 
 
 def open_chain(where: Hop, sides: Sequence[Side]) -> list[Side]:
-    """Transfer blocks; the worker at the open end receives nothing and keeps its block."""
+    """Transfer blocks along an open chain, whose first worker receives nothing and keeps its block."""
     arrived, end = hop(where, sides), 0 if where.direction == 1 else -1
     arrived[end] = sides[end]
     return arrived
 
 
 def strides_ignored(where: Hop, sides: Sequence[KeySide]) -> list[KeySide]:
-    """Transfer blocks; k and v of the first transfer are read with tokens and heads in the wrong order."""
+    """Transfer blocks; after the first transfer, k and v are read with tokens and heads in the wrong order."""
     arrived = hop(where, sides)
     if where.step > 0 or where.last:
         return arrived
@@ -126,10 +137,10 @@ def reread(x: Array | None) -> Array:
 
 
 def pair_misread(results: Results) -> Results:
-    """Return dk + dv of each worker as its dk, and dk + dv of the next worker as its dv.
+    """Return wrong gradients: dk + dv of the worker as dk, and dk + dv of the next worker as dv.
 
-    The ring returns the pair (received, sent), in which each entry is a stack of dk and dv. The caller reads the pair
-    as (dk, dv), and autograd sums each stack.
+    The cause is a pair (received, sent), in which each entry is a stack of dk and dv. The caller takes the pair for
+    (dk, dv), and autograd sums each stack.
     """
     stacks = [dk + dv for dk, dv in zip(results["dk"], results["dv"], strict=True)]
     workers = len(stacks)

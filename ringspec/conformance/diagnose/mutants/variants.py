@@ -1,8 +1,11 @@
-"""Implementation variants that the specification permits, in which one bug can give different results.
+"""Choices that the specification leaves to an implementation, and that can change the results of a bug.
 
-The results of a correct program are the same in all variants, up to rounding. Bugs of merging, of empty rows and of
-accumulators can depend on the variant: for example, only some orders of merging combine two empty parts, and a skipped
-block cannot affect a row.
+The results of a correct program do not depend on these choices, except for rounding. The results of a bug in merging,
+in empty rows or in accumulators may. For example, only some orders of merging combine two empty partial results, and a
+block that is skipped cannot spoil a row.
+
+A part is the partial result of one worker's queries for one block of keys. ``hooks`` holds the functions of the ring
+that a bug can replace, called pieces. A recipe says where a program rounds and how it tiles.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ Part = tuple[At, SoftmaxState]
 
 @dataclass(frozen=True)
 class Way:
-    """One implementation variant that the specification permits.
+    """The choices of one implementation; the specification permits each of them.
 
-    ``skips``         pairs of blocks without a visible pair of tokens are not computed
+    ``skips``         pairs of blocks in which every query-key pair is masked are not computed
     ``first_as_is``   the first part becomes the running state instead of being merged into an empty one
     ``tree``          neighbouring parts are merged in pairs, then pairs of pairs; otherwise one by one
-    ``normalised``    parts leave their block as (o, lse), whatever the recipe says
+    ``normalised``    parts are normalised to (o, lse) before they are merged, whatever the recipe says
     ``masks_p``       the backward pass sets p of a masked pair to 0, whatever exp(s - lse) is
     ``tile_k``        keys per tile; None: as the recipe says
     """
@@ -43,7 +46,7 @@ class Way:
     tile_k: int | None = None
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the changes of this variant."""
+        """Return the recipe with the changes that these choices make."""
         changes: dict[str, str | int] = {}
         if self.normalised:
             changes["merge_order"] = "normalised"
@@ -52,7 +55,7 @@ class Way:
         return dataclasses.replace(recipe, **changes) if changes else recipe  # type: ignore[arg-type]
 
     def pieces(self, hooks: Hooks) -> Hooks:
-        """Return the pieces of the backward pass with the changes of this variant."""
+        """Return the pieces ``hooks``, changed as ``masks_p`` says."""
         if not self.masks_p:
             return hooks
 
@@ -62,7 +65,7 @@ class Way:
         return dataclasses.replace(hooks, probabilities=probabilities)
 
     def told(self) -> str:
-        """Describe the variant for a report; '' for the usual variant.
+        """Describe the choices for a report; '' for the usual ones.
 
         >>> Way(skips=True, tile_k=2).told()
         'fully masked blocks are skipped, tiles have 2 keys'
@@ -105,9 +108,9 @@ OF_BACKWARD = ("recipe", "add")
 
 
 def ways_of(hooks: Hooks, call: Call, forward_is_right: bool = False) -> list[Way]:
-    """Return the variants other than the usual one in which a bug can give different results for a call.
+    """Return the choices, other than the usual ones, that can change the results of a bug for a call.
 
-    ``forward_is_right``: consider only bugs in pieces that can leave o and lse correct.
+    ``forward_is_right``: only consider replaced pieces with which o and lse can still be correct.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> call = noise_call("example", "bf16", 2, mask="causal", tokens=16)
@@ -124,7 +127,7 @@ def ways_of(hooks: Hooks, call: Call, forward_is_right: bool = False) -> list[Wa
 
 
 def on_call(way: Way, call: Call) -> Way:
-    """Return the variant without the changes that have no effect on this call."""
+    """Drop those choices that have no effect on this call."""
     return dataclasses.replace(
         way,
         skips=way.skips and hides(call),
@@ -133,7 +136,7 @@ def on_call(way: Way, call: Call) -> Way:
 
 
 def meets(hooks: Hooks, way: Way, at: At, terms: Terms) -> bool:
-    """Tell whether the ring computes this pair of blocks."""
+    """Tell whether the ring computes a pair of blocks, one of queries and one of keys."""
     if not hooks.computes(at):
         return False
     if not way.skips:
@@ -146,7 +149,7 @@ def meets(hooks: Hooks, way: Way, at: At, terms: Terms) -> bool:
 def all_merged(
     hooks: Hooks, way: Way, parts: Sequence[Part], empty: SoftmaxState, recipe: Recipe
 ) -> SoftmaxState:
-    """Merge the partial results of one worker, which are in the order of the ring steps."""
+    """Merge the parts of one worker, which are given in the order of the ring steps."""
 
     def merge(one: Part, other: Part) -> Part:
         at, part = other

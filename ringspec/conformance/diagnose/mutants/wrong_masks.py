@@ -1,6 +1,8 @@
 """Masks of kernels that assume wrong positions, documents or mask terms for their blocks.
 
-Only the visible pairs change; dropout counters and biases are those of the real tokens.
+Only the visible query-key pairs change; dropout counters and biases are those of the real tokens. A layout table [W, n]
+lists the tokens of each worker; slot i of worker r holds token table[r, i], or no token if that is -1. ``rows`` and
+``columns`` are the queries and keys of a block.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ Make = Callable[[Call, Recipe], Hooks]
 
 
 def by_call(make: Callable[[Call], Mask]) -> Make:
-    """Make hooks whose mask ``make`` makes from the call."""
+    """Return a function that makes the functions of a ring for a call: all correct except the mask ``make(call)``."""
     return lambda call, recipe: Hooks(mask=make(call))
 
 
 def moved_keys(rows: Rows, columns: Columns, terms: Terms, by: int) -> Booleans:
-    """Return the mask computed as if all keys of a block were ``by`` positions later."""
+    """Return the mask as it would be if all keys of a block were ``by`` positions later."""
     return masks.visible(rows, at_positions(columns, columns.position + by), terms)
 
 
@@ -41,23 +43,23 @@ def rows_at(rows: Rows, position: Integers) -> Rows:
 
 
 def slots(index: Integers | None) -> Integers:
-    """Return the slot of each token within its worker, [S], from a layout table [W, n] with -1 in padding slots."""
+    """Return the slot of each token within its worker's block, [S], from a layout table [W, n]."""
     assert index is not None
     slot = np.broadcast_to(np.arange(index.shape[1]), index.shape)
     return of_tokens(index, slot)
 
 
 def of_tokens(index: Integers, values: Integers) -> Integers:
-    """Reorder one number per slot of a layout table, [W, n], to one number per token, [S]."""
+    """Reorder an array with one number per slot of a layout table, [W, n], to one number per token, [S]."""
     result = np.zeros(int((index >= 0).sum()), dtype=np.int64)
     result[index[index >= 0]] = values[index >= 0]
     return result
 
 
 def taken(per_token: Integers, index: Integers) -> Integers:
-    """Take the values of a block's tokens, [1|B, n], from those of all tokens, [1|B, S] or [S].
+    """Pick the values of a block's tokens, [1|B, n], out of the values of all tokens, [1|B, S] or [S].
 
-    Padding slots, which are always masked, get the value of token 0.
+    Slots without a token, which are always masked, get the value of token 0.
     """
     whole = np.atleast_2d(per_token)
     return whole[:, np.maximum(index, 0)]
@@ -72,14 +74,17 @@ def global_positions(call: Call, side: str) -> Integers:
 
 
 def positions_if(call: Call, side: str, table: Integers) -> Integers:
-    """Return the position of each token, [1|B, S], as computed by workers that assume another layout table."""
+    """Return the positions [1|B, S] that tokens have for workers that assume another layout table."""
     whole = global_positions(call, side)
     taken_for = of_tokens(getattr(call, f"index_{side}"), table)
     return whole[:, np.clip(taken_for, 0, whole.shape[1] - 1)]
 
 
 def believing(call: Call, table_of: Callable[[Integers], Integers]) -> Mask:
-    """Return the mask of workers that assume another layout; ``table_of`` makes its table from the real one."""
+    """Return the mask of workers that assume another layout.
+
+    ``table_of(table)``: the assumed layout table, made from the real one.
+    """
     assert call.index_q is not None and call.index_k is not None
     on_q = positions_if(call, "q", table_of(call.index_q))
     on_k = positions_if(call, "k", table_of(call.index_k))
@@ -95,7 +100,7 @@ def believing(call: Call, table_of: Callable[[Integers], Integers]) -> Mask:
 
 
 def local(call: Call) -> Callable[[Rows, Columns], tuple[Rows, Columns]]:
-    """Make a function that replaces the positions of a block's rows and columns by their slot numbers."""
+    """Return a function that replaces positions by slot numbers in the rows and columns of a block."""
     on_q, on_k = slots(call.index_q), slots(call.index_k)
 
     def counted(rows: Rows, columns: Columns) -> tuple[Rows, Columns]:
@@ -108,7 +113,7 @@ def local(call: Call) -> Callable[[Rows, Columns], tuple[Rows, Columns]]:
 
 
 def only(terms: Terms, *names: str) -> Terms:
-    """Return the terms without ``causal`` and ``window``; a term in ``names`` stays."""
+    """Return the mask terms without ``causal`` and ``window``, except those in ``names``."""
     return dataclasses.replace(
         terms,
         causal=terms.causal and "causal" in names,
