@@ -1,4 +1,4 @@
-"""``python -m ringspec`` is the command ``ringspec``."""
+"""Run the command ``ringspec`` as ``python -m ringspec``."""
 
 from ringspec.cli import main
 

@@ -1,4 +1,4 @@
-"""The classes of errors: one for each kind that a caller may want to catch separately.
+"""The error classes of ringspec: one for each kind of error that a caller may want to catch separately.
 
 Every message has the same three parts: what was expected, what was given, and how to fix it. All classes
 derive from :class:`RingspecError`, which is a :class:`ValueError`. ``error.code`` distinguishes errors
@@ -61,7 +61,7 @@ class RingspecError(ValueError):
 
 
 class ShapeError(RingspecError):
-    """An array has the wrong number of axes, or an axis whose length does not fit the other arrays."""
+    """An array has the wrong number of axes, or the length of an axis does not fit the other arrays."""
 
     code = "shape"
 
@@ -97,7 +97,7 @@ class LayoutError(RingspecError):
 
 
 class ScheduleError(RingspecError):
-    """A schedule of computations and transfers is invalid; ``problems`` lists every defect that the validator found.
+    """A schedule of computations and transfers is invalid; the attribute ``problems`` lists every defect found.
 
     ``expected``, ``got``, ``fix`` and ``code`` are as in :class:`RingspecError`.
     """
@@ -124,7 +124,7 @@ class NotRecordedError(RingspecError):
 
 
 class RefusedError(RingspecError):
-    """A function of ``ringspec.interfaces`` refuses a call, as the public interface that it models does."""
+    """A function of ``ringspec.interfaces`` refuses a call that the public interface refuses or misinterprets."""
 
     code = "refused"
 
@@ -148,7 +148,7 @@ class LostWorkerError(CommunicationError):
 
 
 class UndecidedError(RingspecError):
-    """A result cannot be rounded with certainty, or float64 values are too far from the exact values."""
+    """A result cannot be rounded with certainty, or values computed in float64 are too far from the exact values."""
 
     code = "undecided"
 
@@ -181,7 +181,7 @@ def shown(x: object, width: int = 80) -> str:
 
 
 def described(x: object, cause: BaseException) -> str:
-    """Return the type of an object and why it could not be read, for an error message; safe for any object."""
+    """Describe an object that could not be read, with its type and the reason, for an error message."""
     try:
         return f"{type(x).__name__} ({cause})"[:200]
     except Exception:  # an exception that cannot be printed
@@ -192,7 +192,7 @@ MOST_LISTED = 40
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return a fix for an unknown ``name``: the closest known name, or the known names (the first 8 of many).
+    """Return a suggestion for an unknown ``name``: the closest known name or, if none is close, a list of known names.
 
     >>> nearest("casual", ["causal", "window"])
     "write 'causal'"
@@ -215,8 +215,8 @@ def refuse_unknown(
 ) -> None:
     """Raise :class:`UnknownKeywordError` for the first name in ``unknown``.
 
-    The fix is the nearest of the ``known`` names. ``instead`` maps a name to another fix, for names whose nearest
-    known name means something else.
+    The message suggests the nearest of the ``known`` names. ``instead`` has other suggestions, by name, for names whose
+    nearest known name means something else.
     """
     names = tuple(known)
     for name in unknown:

@@ -1,11 +1,12 @@
 """Number formats: round values to a format once, convert arrays to and from storage dtypes, read bit patterns.
 
-ringspec computes in float64 (or float32); a narrower format only determines to which numbers a value
-is rounded. During the computation, a bfloat16 tensor is a float64 array whose values are bfloat16 numbers.
-At the end, :func:`store` converts the array to the *storage dtype* of the format, such as ``ml_dtypes.bfloat16``.
+ringspec computes in float64 (or float32); a narrower format only determines the numbers to which a value is rounded.
+During the computation, a bfloat16 tensor is a float64 array whose values are bfloat16 numbers. At the end,
+:func:`store` converts the array to the *storage dtype* of the format, such as ``ml_dtypes.bfloat16``.
 
 This is the only module that imports ``ml_dtypes``. ringspec does not use the bfloat16 arithmetic of that package. It
-rounds values before ``ml_dtypes`` converts them, because that conversion from float64 rounds twice, through float32.
+also rounds float64 values itself before ``ml_dtypes`` converts them, because ``ml_dtypes`` would round twice: first to
+float32, then to the narrower format.
 
 Sources: IEEE 754-2019 (binary16, binary32, binary64, roundTiesToEven); bfloat16 is binary32 cut
 to 8 significant bits; OCP 8-bit floating point specification 1.0 for E4M3 (no infinity, NaN beyond
@@ -84,7 +85,7 @@ def format_of(name: str) -> Format:
 
 
 def unit_roundoff(name: str) -> float:
-    """Return half the distance from 1 to the next number: the largest relative error of one rounding.
+    """Return the largest relative error of one rounding: half the distance from 1 to the next number of the format.
 
     ``name`` is the name of a format. An unknown name raises OptionError, here and in the functions below.
 
@@ -95,7 +96,7 @@ def unit_roundoff(name: str) -> float:
 
 
 def round_to(x: ArrayLike, name: str) -> Array:
-    """Round float64 values to the format ``name``, once and to nearest even (NUM-1).
+    """Round float64 values to the format ``name``, once and to nearest even (rule NUM-1 of the specification).
 
     ``x`` is a float64 array of any shape. The result is float64 and has the same shape, and its values are numbers of
     the format. A value beyond the largest number of the format becomes infinity, or NaN in a format without
@@ -121,11 +122,11 @@ def round_to(x: ArrayLike, name: str) -> Array:
 
 
 def _round_at_spacing(values: Array, target: Format) -> Array:
-    """Round each value to a multiple of the spacing that ``target`` has at the value; the caller handles overflow.
+    """Round each value to the nearest number of ``target``; the caller handles overflow.
 
-    Adding 1.5 * 2**52 * spacing to a value gives a sum whose float64 spacing is the target's spacing, so
-    the addition itself rounds to nearest even; the subtraction is exact. On 4 million values, this method was
-    twice as fast as one with frexp, rint and ldexp.
+    The spacing is the distance between neighbouring numbers of ``target`` near the value. At value + 1.5 * 2**52 *
+    spacing, float64 numbers have the same spacing, so this addition rounds to nearest even. The subtraction that
+    follows is exact. On 4 million values, this method was twice as fast as one with frexp, rint and ldexp.
     """
     exponent_bits = values.view(np.uint64) & np.uint64(0x7FF0000000000000)
     anchor = exponent_bits.view(np.float64)  # 2**binade; 0 for a float64 subnormal
@@ -149,7 +150,7 @@ def store(x: ArrayLike, name: str) -> NDArray:
 
 
 def load(x: ArrayLike, what: str = "array") -> Array:
-    """Convert a floating-point array ``x`` of any shape and any known format to float64, exactly.
+    """Convert a floating-point array ``x`` of any shape, in the storage dtype of any format, to float64, exactly.
 
     ``what`` names the array in an error. Raises :class:`~ringspec.errors.DtypeError` for any other dtype.
     """
@@ -192,7 +193,7 @@ def holds(wide: str, narrow: str) -> bool:
 
 
 def narrower(one: str, other: str) -> str:
-    """Return the one of two format names whose format has fewer significant bits."""
+    """Return the name of the format with fewer significant bits; ``one`` and ``other`` are names of formats."""
     return min(one, other, key=lambda name: format_of(name).precision)
 
 
@@ -206,7 +207,7 @@ def bits(x: NDArray) -> NDArray:
 
 
 def check_range(z: Array, allowed: NDArray[np.bool_], what: str) -> None:
-    """Raise NonFiniteError if ``z`` is not finite at a pair where ``allowed`` is True; ``what`` names z in errors."""
+    """Raise NonFiniteError if ``z`` is not finite for a pair that is ``allowed``; ``what`` names z in errors."""
     # The first test is cheap; hidden pairs may overflow.
     if not np.isfinite(z).all() and not np.isfinite(np.where(allowed, z, 0.0)).all():
         raise NonFiniteError(
@@ -217,7 +218,7 @@ def check_range(z: Array, allowed: NDArray[np.bool_], what: str) -> None:
 
 
 def check_results(**results: Array | None) -> None:
-    """Raise NonFiniteError if a result overflowed float64: the definition has only finite results."""
+    """Raise NonFiniteError if a result is infinite or NaN, which means that it overflowed float64."""
     for name, values in results.items():
         if values is not None and not np.isfinite(values).all():
             raise NonFiniteError(
@@ -252,8 +253,8 @@ def product(a: Array, b: Array, accumulator: str) -> Array:
 def row_sum(x: Array, accumulator: str) -> Array:
     """Sum x [..., n] over the last axis.
 
-    If ``accumulator`` is 'float64', the sum is computed in float64. Otherwise it is computed in float32, and rounded
-    to the format ``accumulator`` at the end.
+    If ``accumulator`` is 'float64', the sum is computed in float64. Otherwise the sum is computed in float32, and then
+    rounded to the format ``accumulator``.
     """
     if accumulator == "float64":
         return x.sum(axis=-1)

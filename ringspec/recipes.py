@@ -1,9 +1,8 @@
-"""Precision recipes: the points at which an implementation rounds, and the number format at each point (NUM-2).
+"""Precision recipes: the points at which an implementation rounds, and the number format at each point (rule NUM-2).
 
-A recipe also has the tile sizes and the merge order of the implementation, because they affect rounding errors.
-:mod:`ringspec.spec` computes with a recipe. The comparison of results and the conformance suite derive the largest
-accepted errors from the recipe. At each point, a value is rounded once, to nearest even, to the format that the recipe
-names.
+At each point, a value is rounded once, to nearest even, to the format that the recipe names. A recipe also says how
+large the tiles are and how partial results are merged, because both affect rounding errors. :mod:`ringspec.spec`
+computes with a recipe. The comparison of results and the conformance suite derive the largest accepted errors from it.
 
 >>> recipe("bf16").p
 'bfloat16'
@@ -28,25 +27,29 @@ P_REFERENCES = ("block", "running", "stale", "row", "lse", "block_lse", "any")
 class Recipe:
     """The rounding points of one implementation, in the order of the computation.
 
-    ``name`` is the name of the recipe, and ``note`` describes the recipe. Each rounding point below has the name of
-    a format (:data:`ringspec.formats.FORMATS`). Raises OptionError for an unknown format,
-    for an invalid tile size, and in :meth:`replace` for a keyword that is not a field of a recipe.
+    ``name`` is the name of the recipe, and ``note`` describes it. The value of each rounding point below is the name of
+    a format (:data:`ringspec.formats.FORMATS`). Raises OptionError for an unknown format, for an invalid tile size, and
+    in :meth:`replace` for a keyword that is not a field of a recipe.
 
-    ``inputs``              q, k, v, dy as they are stored
+    In this list, z is a score after scale and bias, and s is the score after the soft cap as well. The running softmax
+    of a row keeps its maximum m, its sum of exponentials l and its output o.
+
+    ``inputs``              q, k, v and the upstream gradient dy, as they are stored
     ``products``            accumulator of every matrix product: float64 or float32. A recipe does not declare
                             the order of summation; it is that of this machine's BLAS.
-    ``scores``              s, after scale, bias and soft cap, and t = tanh(z / softcap)
-    ``statistics``          exp(s - m), m, l and lse of the running softmax
+    ``scores``              s, and t = tanh(z / softcap)
+    ``statistics``          exp(s - m), m, l and lse
     ``p``                   P as an operand of P V and of P^T dy
     ``block_o``             o of one block, as the block's computation returns it
-    ``merge``               each product and each sum in a merge of two partial results (NUM-3)
+    ``merge``               each product and each sum in a merge of two partial results (rule NUM-3)
     ``carried_o``           o as it is kept between ring steps
     ``outputs``             the final o, which the backward pass reads as well
     ``lse``                 the final lse, as the forward pass returns it
-    ``backward_lse``        lse as the backward pass reads it, for exp(s - lse)
+    ``backward_lse``        lse as the backward pass reads it to compute exp(s - lse)
     ``dy_o_products``       each product dy * o before the products of a row are summed
-    ``delta``               dy_o_sum, which is the sum of these products, and then dy_o_sum - dlse
-    ``ds``                  dZ (equal to dS without a soft cap) as an operand of dZ K and of dZ^T Q
+    ``delta``               dy_o_sum, which is the sum of the products dy * o of a row, and then dy_o_sum - dlse
+    ``ds``                  dZ, the gradient with respect to z, as an operand of dZ K and of dZ^T Q; without a soft cap,
+                            dZ equals dS
     ``tile_dq``             the accumulator of dq over the key tiles of one block
     ``tile_dkv``            the accumulators of dk, dv over the query tiles of one block
     ``block_gradients``     dq, dk, dv of one block, as the block's computation returns them
@@ -57,8 +60,8 @@ class Recipe:
                             'normalised': a block returns its normalised (o, lse), and these are merged
     ``tile_q``, ``tile_k``  rows and columns of a tile inside a block; None: one tile is the whole block.
                             With ``tile_k``, the softmax is online inside the block as well.
-    ``p_relative_to``       what c is in P = exp(s - c), when the forward pass rounds P. Each row has one c, which
-                            determines the binade in which P is rounded. One of:
+    ``p_relative_to``       the number c in P = exp(s - c) when the forward pass rounds P. A row, or the part of a row
+                            in one block, has the same c, which determines the binade in which P is rounded. One of:
                             'block', the row's maximum in the block (each block starts a fresh state,
                             and the states are merged);
                             'running', the row's maximum so far (one state is carried through the ring);
@@ -68,16 +71,17 @@ class Recipe:
                             'lse', the final lse of the row;
                             'block_lse', the row's lse in the block (each block has its own softmax,
                             and the results are merged);
-                            'any', an unknown choice among the above, all of which are correct.
+                            'any', an unknown choice among the above.
                             None: not declared. The conformance suite then accepts each of the above.
-                            The specification itself rounds relative to the block's maximum.
+                            The specification itself rounds relative to the row's maximum in the block.
 
-    A method such as ``to_p(x)`` rounds a float64 array of any shape at the point after which it is named: to_products,
+    A method such as ``to_p(x)`` rounds a float64 array of any shape at the rounding point in its name: to_products,
     to_scores, to_statistics, to_p, to_block_o, to_merge, to_carried_o, to_outputs, to_lse, to_backward_lse,
     to_dy_o_products, to_delta, to_ds, to_tile_dq, to_tile_dkv, to_block_gradients, to_gradients.
 
     An input beyond the range of the input format raises NonFiniteError. If products accumulate in float32, an overflow
-    in a product gives infinity or NaN, as in a kernel. If they accumulate in float64, it raises NonFiniteError.
+    in a product gives infinity or NaN, as in a kernel. If products accumulate in float64, an overflow raises
+    NonFiniteError.
     """
 
     name: str
@@ -226,9 +230,9 @@ ROUNDING_POINTS = tuple(f.name for f in dataclasses.fields(Recipe) if f.default 
 
 
 def _mixed(name: str, narrow: str, note: str) -> Recipe:
-    """Build a recipe with inputs, P, dS and results in ``narrow``, and float32 everywhere else.
+    """Build a recipe with inputs, P, dS and results in the format ``narrow``, and float32 everywhere else.
 
-    This is FlashAttention's arithmetic if ``narrow`` is a 16-bit format.
+    If ``narrow`` is a 16-bit format, this is the arithmetic of FlashAttention.
 
     Source: Dao, FlashAttention-2 (https://arxiv.org/abs/2307.08691), section 3: inputs, P and dS
     enter the matrix units in 16 bits; accumulators and statistics are float32.
@@ -260,10 +264,10 @@ def _mixed(name: str, narrow: str, note: str) -> Recipe:
 
 
 def _partials(name: str, narrow: str) -> Recipe:
-    """Build a recipe that rounds block results, and what has been accumulated after each ring step, to 16 bits.
+    """Build a recipe that rounds to 16 bits the results of each block and the accumulators after each ring step.
 
-    Public rings that call an existing kernel for each block round like this. The error grows with W
-    (https://github.com/zhuzilin/ring-flash-attention/issues/42).
+    Public rings that call an existing kernel for each block round in this way. The error grows with the number of
+    workers (https://github.com/zhuzilin/ring-flash-attention/issues/42).
     """
     return _mixed(name, narrow, "partials rounded to the input type between ring steps").replace(
         block_o=narrow,
@@ -285,12 +289,11 @@ def _float8(name: str, narrow: str) -> Recipe:
 def _public_nki(name: str, mixed_precision: bool) -> Recipe:
     """Build the recipe of the public ring attention kernels in AWS's NKI library, according to their source code.
 
-    P and dS are bfloat16. A block returns o unnormalised, in the type of q. The merge rounds
-    o, each product and each sum to bfloat16. Statistics and final gradients are float32. Without
-    ``mixed_precision``, the accumulators of dk and dv, and the lse and dy_o_sum that the backward
-    reads, have the input type. The dq that a worker sends is always float32. Queries are cut into tiles of 128
-    rows; the row maximum is taken over the whole block.
-    Source: https://github.com/aws-neuron/nki-library (ring attention, context encoding).
+    P and dS are bfloat16. A block returns o unnormalised, in the type of q. The merge rounds o, each product and each
+    sum to bfloat16. Statistics and final gradients are float32. Without the kernels' option ``mixed_precision``, the
+    input type is used for the accumulators of dk and dv, and for the lse and dy_o_sum that the backward pass reads. The
+    dq that a worker sends is always float32. Queries are cut into tiles of 128 rows; the row maximum is taken over the
+    whole block. Source: https://github.com/aws-neuron/nki-library (ring attention, context encoding).
     """
     accumulator = "float32" if mixed_precision else "bfloat16"
     note = "public NKI kernels: P and the merge in bfloat16"
@@ -311,17 +314,17 @@ def _public_nki(name: str, mixed_precision: bool) -> Recipe:
 def nki_impl(name: str, narrow: str, mixed_precision: bool = True) -> Recipe:
     """Build the recipe of the ring attention kernels in the package nki_impl (``nki_impl.kernels``).
 
-    P and dS have the input type; dS is computed from P before P is rounded. A block returns o in
-    float32. The merge and everything carried between ring steps are float32. The final o is rounded once, and
-    dq, dk, dv are float32. The row maximum is taken over the whole block; dk and dv are summed over 128
-    query rows at a time. Without ``mixed_precision``, the input type is also used for lse, dy_o_sum, the products
-    dy * o, and the dk and dv carried between ring steps.
+    P and dS have the input type; dS is computed from P before P is rounded. A block returns o in float32. The merge and
+    everything carried between ring steps are float32. The final o is rounded once, and dq, dk, dv are float32. The row
+    maximum is taken over the whole block; dk and dv are summed over 128 query rows at a time. Without the kernels'
+    option ``mixed_precision``, the input type is also used for lse, dy_o_sum, the products dy * o, and the dk and dv
+    carried between ring steps.
 
-    The recipe omits some roundings to float32: o and dq are summed over 128 keys at a time, the final
-    division is a reciprocal and a product, and dP - dy_o_sum is rounded before it is multiplied. It also
-    ignores that more than 2048 keys on a worker count as several blocks, each with its own maximum.
-    Without ``mixed_precision``, the kernels add each query head of a group and each 2048 rows to the
-    carried dk and dv separately; the recipe adds the sum of a block once.
+    The recipe omits some roundings to float32 in the kernels: o and dq are summed over 128 keys at a time, the final
+    division is a reciprocal and a product, and dP - dy_o_sum is rounded before it is multiplied. It also ignores that
+    the kernels split more than 2048 keys on a worker into several blocks, each with its own maximum. Without
+    ``mixed_precision``, the kernels add to the carried dk and dv once for each query head of a group and each 2048
+    rows; the recipe adds once for each block.
     """
     changes: dict[str, Any] = {"gradients": "float32", "tile_q": 128}
     if not mixed_precision:
@@ -365,8 +368,8 @@ OF_FORMAT = {
 def recipe(which: str | Recipe) -> Recipe:
     """Return the recipe called ``which``, or ``which`` itself if it is a recipe.
 
-    Raises :class:`~ringspec.errors.OptionError` for an unknown name. The message suggests the nearest known name, and
-    for the name of a number format the recipe of that format.
+    Raises :class:`~ringspec.errors.OptionError` for an unknown name. The message suggests the nearest known name; if
+    the name is that of a number format, it suggests the recipe for this format.
 
     >>> recipe("bfloat16")
     Traceback (most recent call last):
@@ -385,7 +388,7 @@ def recipe(which: str | Recipe) -> Recipe:
 
 
 def _nearest_to(which: object) -> str:
-    """Return the fix for an unknown name of a recipe: the nearest known name, or the recipe of a number format.
+    """Return a suggestion for an unknown name of a recipe: the nearest known name, or the recipe of a number format.
 
     >>> _nearest_to("torch.bfloat16"), _nearest_to("FP64"), _nearest_to("bf16-partials")
     ("write 'bf16'", "write 'float64'", "write 'bf16_partials'")

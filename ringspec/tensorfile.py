@@ -1,9 +1,9 @@
 """Named tensors in one file, in the safetensors format: read strictly, written deterministically.
 
-A file is the length of a JSON header (8 bytes, little endian), the header, and the data.
-The header maps each name to its dtype, shape and [begin, end) offsets into the data;
-``__metadata__`` maps strings to strings. Source: https://github.com/huggingface/safetensors
-(README, "Format"). Equal tensors give equal bytes: names are sorted, and there are no gaps or time stamps.
+A file consists of the length of a JSON header (8 bytes, little endian), the header, and the data. The header maps each
+name to the tensor's dtype, shape and [begin, end) offsets into the data; its key ``__metadata__`` maps strings to
+strings. Source: https://github.com/huggingface/safetensors (README, "Format"). Equal tensors give equal bytes: names
+are sorted, and there are no gaps or time stamps.
 
 Files are not trusted. The reader limits the header's length, requires unique and known keys, and requires
 offsets that are contiguous and within the file. It executes nothing.
@@ -65,7 +65,7 @@ def encode(tensors: dict[str, NDArray], metadata: dict[str, str] | None = None) 
     """Return the bytes of a file that holds the given tensors, in C order and little endian.
 
     ``tensors`` maps names to arrays of any shape, and ``metadata`` maps names to text. Raises DtypeError or ShapeError
-    for an array that the format cannot hold, and FileFormatError for anything else that it cannot hold.
+    for an array that the format cannot hold, and FileFormatError for names or metadata that it cannot hold.
 
     >>> sorted(decode(encode({"b": np.zeros(2), "a": np.ones((1, 2), np.float32)})))
     ['a', 'b']
@@ -134,8 +134,8 @@ def write_tensors(
 ) -> None:
     """Write tensors to a file, completely or not at all: an interrupted call leaves an existing file unchanged.
 
-    ``tensors`` (any shape), ``metadata`` and errors are as in :func:`encode`. Also raises OptionError if ``path`` is
-    not a path, and FileNotFoundError if the folder of the file does not exist.
+    Shapes, ``metadata`` and errors are as in :func:`encode`. Also raises OptionError if ``path`` is not a path, and
+    FileNotFoundError if the folder of the file does not exist.
     """
     data = encode(tensors, metadata)
     if not isinstance(path, (str, os.PathLike)):
@@ -147,7 +147,7 @@ def write_tensors(
 
 
 def replace_file(target: Path, data: bytes) -> None:
-    """Write bytes to a file, completely or not at all, with the permissions of a new file."""
+    """Write bytes to a file, completely or not at all; the file gets the permissions of a new file."""
     handle, temporary = tempfile.mkstemp(prefix=target.name + ".", dir=target.parent or None)
     try:
         with os.fdopen(handle, "wb") as out:

@@ -3,8 +3,8 @@
 :func:`check` runs the conformance suite on a target. :func:`assert_ring_attention` compares given tensors with
 ring attention; call it from your own tests.
 
-Expected values follow :mod:`ringspec.spec.dense_forward` and :mod:`~ringspec.spec.dense_backward`. The largest accepted
-errors, called bounds, are from :mod:`ringspec.compare.bounds`.
+The expected values are those of dense attention (:mod:`ringspec.spec.dense_forward` and
+:mod:`~ringspec.spec.dense_backward`). :mod:`ringspec.compare.bounds` computes the largest accepted errors.
 
 >>> import numpy as np
 >>> from ringspec.rings.ring import ring
@@ -84,14 +84,14 @@ def assert_ring_attention(
                  errors and the dtypes of results
     ``lse``      'natural', or 'base2' for a kernel that returns lse to base 2
     ``dlse``     [B, H, Sq], the upstream gradient of the natural lse; None: 0
-    ``diagnose`` True: compare a mismatch with every known bug, which takes seconds (not done if
-                 B * H * Sq * Sk > 2**19). False: never do so, to save time if many mismatches are expected
+    ``diagnose`` True: if results are wrong, compare them with every known bug, which takes seconds (not done if
+                 B * H * Sq * Sk > 2**19). False: skip this, to save time if many mismatches are expected
     ``options``  those of :func:`ringspec.attention`: causal, window, scale, softcap, cu_seqlens, sinks...
 
-    Each input and result is a NumPy, PyTorch or JAX array of any float dtype: one array in token order,
-    or a list of W arrays (or a stack [W, ...]), each with the tokens of one worker in the order of the layout. Two
-    gradients are sums over queries: dsinks, and dbias if all queries share the bias. For dsinks and such a dbias, one
-    array in the shape of sinks or bias is the whole sum, and a list has the contribution of each worker.
+    Each input and result is a NumPy, PyTorch or JAX array of any float dtype: one array in token order, or a list of W
+    arrays (or a stack [W, ...]), each with the tokens of one worker in the order of the layout. Two gradients are sums
+    over queries: dsinks, and dbias if all queries share the bias. Pass such a gradient as one array in the shape of
+    sinks or bias, which is the whole sum, or as a list with the contribution of each worker.
 
     Every element of every worker is compared: with exact values if the problem is small, otherwise with float64
     values (the error text says which). The dtype of a result may be wider than the recipe's. A dtype that cannot
@@ -164,7 +164,7 @@ def _results_of(got: Any, with_gradients: bool, options: Mapping[str, Any]) -> d
 
 
 def _shards_of(x: Any, workers: int, name: str, rank: int) -> list[NDArray] | NDArray:
-    """Return a list of one array per worker if ``x`` is a list or a stack of these, else ``x`` as one array."""
+    """Return a list of one array per worker if ``x`` is a list or a stack of these, otherwise one array."""
     if isinstance(x, (list, tuple)) and len(x) == workers and np.ndim(x[0]) == rank:
         return [to_numpy(one, name) for one in x]
     array = to_numpy(x, name)
@@ -267,14 +267,17 @@ class Judge:
             self.floors[name] = bound_floors(recipe, sizes, largest, **due)[name]
 
     def due(self, name: str) -> str:
-        """Return the format that a result must have: the recipe's, or that of sinks or bias if it is narrower."""
+        """Return the required format of a result.
+
+        It is that of the recipe or, for dsinks and dbias, that of sinks or bias if this is narrower.
+        """
         own = {"o": self.recipe.outputs, "lse": self.recipe.lse, "dsinks": self.recipe.lse}
         due = own.get(name, self.recipe.gradients)
         parameter = name_of(self.given[name].dtype) if name in self.given else None
         return due if parameter is None else narrower(due, parameter)
 
     def verdicts(self, name: str, x: Any) -> Sequence[TensorVerdict]:
-        """Return one verdict per worker, or a single one for a sum over all workers."""
+        """Return one verdict per worker, or a single verdict for a sum over all workers."""
         table = self.tables["k" if name in OF_KEYS else "q"]
         rank = self.given[name].ndim if name in self.given else 3 if name == "lse" else 4
         shards = _shards_of(x, len(table), name, rank)
@@ -296,7 +299,7 @@ class Judge:
     def outputs(
         self, results: Mapping[str, Any], verdicts: Sequence[TensorVerdict]
     ) -> dict[str, tuple[NDArray, ...]]:
-        """Return one array per worker for o, lse, dq, dk and dv; omit results of a wrong shape or dtype."""
+        """Return o, lse, dq, dk and dv as one array per worker; omit results with a wrong shape or dtype."""
         formless = {one.tensor for one in verdicts if one.kind in ("wrong shape", "wrong dtype")}
         outputs = {}
         for name in ("o", "lse", *GRADIENTS):

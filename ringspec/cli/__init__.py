@@ -1,8 +1,9 @@
-"""The command line ``ringspec``: the group of all commands; each command has its own file.
+"""The command ``ringspec``, which groups all other commands; each of them has its own file.
 
-Exit codes: 0 for success. 1 if a ring differs from the definition by more than its bound, if golden vectors differ
-from the derived values, or if an implementation under test fails a case that it claims. 2 for bad input, with one
-paragraph on stderr. 3 if no case of an implementation could be executed. 130 for Ctrl-C.
+Exit codes: 0 for success. 1 if a ring differs from the definition by more than the permitted error, if golden vectors
+differ from newly derived values, or if an implementation under test fails a case that it claims to support. 2 for bad
+input, which a paragraph on stderr explains. 3 if the implementation under test could not execute any case. 130 for
+Ctrl-C.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 ``ringspec.ring`` runs all workers in lockstep in one process. Here every worker is a separate process
 (or thread) that calls the same step functions and exchanges raw buffers. In reading order:
 
-``traffic``     the messages that a schedule requires of one rank
-``wire``        a block as one buffer of bytes: a fixed header, then its arrays
-``links``       the protocol for sending buffers: start a send, start a receive, wait
-``circulate``   the loop of one rank: post the next inputs, compute, wait for the accumulators, add, send
-``agreement``   the ranks compare their arguments and share their errors
-``part``        the work of one rank: a worker of a ring, on a part of the batch
+``traffic``     the messages between the ranks in each step of a schedule
+``wire``        a block as one buffer of bytes: a header of fixed size, then its arrays
+``links``       the protocol by which a rank sends buffers to other ranks: start a send, start a receive, wait
+``circulate``   the loop of one rank over the steps: send inputs, compute, wait for accumulators, add, send them
+``agreement``   the comparison of arguments and errors between all ranks
+``part``        the work of one rank: it is a worker of a ring, which may compute only a part of the batch
 ``ring``        ring attention on all ranks: compare arguments, compute, gather the results, combine them
-``threads``     links between threads of one process
+``threads``     an implementation of the links between threads of one process
 ``control``     side messages: an error that stops all ranks, and the question 'are you alive?'
-``mpi``         links over MPI (extra ``mpi``), and ``ring_mpi``
+``mpi``         an implementation of the links over MPI (extra ``mpi``), and ``ring_mpi``
 
 >>> import numpy as np
 >>> from ringspec.comm.threads import ring_in_threads

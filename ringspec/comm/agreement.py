@@ -1,7 +1,7 @@
 """Compare the inputs and errors of all ranks, so that either all ranks continue or all raise an error.
 
-Every rank sends a record of fixed size to rank 0, and gets the answer from rank 0. So an error message can name a rank
-that sent nothing.
+Every rank sends a record of fixed size to rank 0, which compares the records and sends the outcome to every rank. So an
+error message can name a rank that sent nothing.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def meet(
 ) -> None:
     """Compare the errors and digests of all ranks; every rank must call this function.
 
-    If ranks pass an ``error``, all ranks raise the error of the lowest of these ranks. ``parts``: by name, the SHA-256 of
-    data that must be equal on all ranks. If a digest differs from that of rank 0, all ranks raise CommunicationError
-    ('disagreement') with the names of the ranks and of the data. ``where``: the phase, for messages.
+    If a rank passes an ``error``, all ranks raise this error; if several ranks do, all raise that of the lowest rank.
+    ``parts`` has, by name, the SHA-256 of data that must be equal on all ranks. If a digest differs from that of rank
+    0, all ranks raise CommunicationError ('disagreement') with the names of the ranks and of the data. ``where`` says
+    in messages when the ranks compare, such as 'at the start'.
     """
     mine = record(error, parts or {})
     if links.rank:
@@ -83,7 +84,7 @@ def record(error: RingspecError | None, parts: Mapping[str, bytes]) -> Buffer:
 
 
 def found(records: list[Buffer], names: list[str]) -> RingspecError | None:
-    """Return the error of the first rank that has one, or an error that names inputs that differ; None if all agree."""
+    """Return the error of the first rank with an error, or an error that names differing data; None if all agree."""
     for one in records:
         error = error_from(one[:ERROR_BYTES])
         if error is not None:
@@ -103,7 +104,7 @@ def found(records: list[Buffer], names: list[str]) -> RingspecError | None:
 
 
 def error_bytes(error: RingspecError | None) -> Buffer:
-    """Encode an error as a record: class, code and the three parts of its message, as JSON."""
+    """Encode an error as bytes of fixed length: its class, its code and the three parts of its message, as JSON."""
     buffer = np.zeros(ERROR_BYTES, np.uint8)
     if error is not None:
         parts = [type(error).__name__, error.code, error.expected, error.got, error.fix]
@@ -115,7 +116,7 @@ def error_bytes(error: RingspecError | None) -> Buffer:
 
 
 def error_from(buffer: Buffer) -> RingspecError | None:
-    """Read the error that :func:`error_bytes` wrote; None for an empty record.
+    """Decode the error that :func:`error_bytes` encoded; None if there is no error.
 
     >>> error_from(error_bytes(CommunicationError("a", "b", "c", code="disagreement")))
     CommunicationError('expected a; got b. Fix: c.')
@@ -130,7 +131,7 @@ def error_from(buffer: Buffer) -> RingspecError | None:
 
 
 def digest(*values: Any) -> bytes:
-    """Compute the SHA-256 of arrays (dtype, shape, bytes) and of the repr of everything else."""
+    """Compute a SHA-256 of values: of the dtype, shape and bytes of an array, and of the repr of anything else."""
     sha = hashlib.sha256()
     for value in values:
         arrays = arrays_of(value) if hasattr(value, "__dataclass_fields__") else [("", value)]
@@ -149,7 +150,7 @@ def versions() -> bytes:
 
 
 def digests_of(problem: Problem, seeds: Any, others: Iterable[tuple[str, Any]]) -> dict[str, bytes]:
-    """Return digests of everything that determines the result of a ring, under the names that messages use."""
+    """Return digests of everything that determines the result of a ring, by the name that messages use."""
     terms = problem.terms
     sinks = terms.sinks
     parts = {"ringspec, NumPy and order of bytes": versions()}

@@ -1,9 +1,11 @@
-"""The loop of one rank over all steps of a pass; ``rings.lockstep`` is the same loop for all workers in one process.
+"""The loop of one rank over the steps of a pass; ``rings.lockstep`` does the same for all workers in one process.
 
-In each step a rank computes with a block that visits it and passes the block on. Transfers overlap with computation in
-two ways. The inputs of a block do not change, so a rank starts to send them, and to receive the next ones, before
-it computes. The contribution of a block does not depend on the accumulators that travel with it. So a rank computes the
-contribution first; then it waits for the accumulators, adds the contribution and sends them on (RING-4).
+In each step a rank computes with a visiting block and then passes the block on. A block has inputs, such as k and v,
+and in the backward pass also accumulators, such as dk and dv. Transfers overlap with computation in two ways. The
+inputs do not change, so a rank starts to send them, and to receive the inputs of the next block, before it computes.
+What a rank adds to the accumulators, its contribution, does not depend on their values. So a rank computes the
+contribution first; then it waits for the accumulators, adds the contribution and sends them on (rule RING-4 of the
+specification).
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ TAGGED_STEPS = 1024
 class Halves(Generic[State]):
     """The computation of one step, in two halves, between which a rank waits for the accumulators.
 
-    ``compute(state, schedule, block)`` returns the contribution of the visiting block, or None if the worker is idle
-    (``score_block``, ``differentiate_block``). It needs only the inputs of the block.
-    ``combine(state, share)`` adds the contribution to the worker's state (``merge_block``, ``add_block``). It also
-    needs the accumulators.
+    ``compute(state, schedule, block)`` is ``score_block`` or ``differentiate_block``. It needs only the inputs of the
+    visiting block, and returns the contribution, or None if the worker is idle.
+    ``combine(state, share)`` is ``merge_block`` or ``add_block``. It adds the contribution ``share`` to the worker's
+    state, and needs the accumulators.
     """
 
     compute: Callable[[State, Schedule, Any], Any]
@@ -59,7 +61,7 @@ def circulate(
 ) -> tuple[State, tuple[Message, ...]]:
     """Run all steps of this rank's worker; return its last state, and the messages received after the last step.
 
-    ``state``: the worker's state before the first step. ``phase``, ``schedule``, ``block`` and ``observer`` are those of
+    ``state`` is the worker's state before the first step. ``phase``, ``schedule``, ``block`` and ``observer`` are as in
     ``rings.lockstep.lockstep``.
     """
     like = visiting(state, schedule)
@@ -90,7 +92,7 @@ def circulate(
 
 
 def outbox(state: WorkerState, schedule: Schedule) -> dict[tuple[int, int], Side]:
-    """Return the blocks that a worker sends after its current step; the keys are (number of the transfer, target)."""
+    """Return the blocks that a worker sends after its current step, by (number of the transfer in the step, target)."""
     return {
         (n, message.target): message.side
         for n, transfer in enumerate(schedule.steps[state.step].transfers)
@@ -101,7 +103,7 @@ def outbox(state: WorkerState, schedule: Schedule) -> dict[tuple[int, int], Side
 class Exchange:
     """The messages that this rank sends and receives after one step.
 
-    Each message of the schedule is sent as at most two: the inputs (``early``) and the accumulators.
+    Each message of the schedule is sent in up to two parts: the inputs (``early``) and the accumulators.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class Exchange:
             self.receives[crossing] = pending
 
     def post_sends(self, sides: dict[tuple[int, int], Side], early: bool) -> None:
-        """Start to send the inputs (``early``) or the accumulators; a message to this rank itself is delivered here."""
+        """Start to send the inputs (``early``) or the accumulators; keep a message to this rank itself."""
         for crossing in self.outgoing:
             if crossing.early != early:
                 continue
@@ -158,7 +160,7 @@ class Exchange:
             self.sends.append(self.links.send(crossing.target, self.tag(crossing), buffer, what))
 
     def wait_for(self, early: bool) -> None:
-        """Wait until the inputs (``early``) or the accumulators that this rank receives have arrived."""
+        """Wait until all inputs (``early``) or accumulators for this rank have arrived."""
         for crossing, pending in self.receives.items():
             if crossing.early == early:
                 buffer = self.links.wait(pending)

@@ -1,8 +1,8 @@
 """Side messages among all ranks: an error that stops all ranks, and the question 'are you alive?'.
 
-A thread of each rank receives side messages while the rank computes. So a slow rank answers, and a stopped rank does
-not. The same thread calls the MPI library regularly, because otherwise a large transfer would make no progress during a
-long computation.
+A thread of each rank receives side messages while the rank computes. So a slow rank answers the question, and a stopped
+rank does not. The thread also calls the MPI library regularly, because otherwise a large transfer would make no
+progress during a long computation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ATTENDING_SECONDS = 0.005
 
 
 class Control:
-    """The side messages of this rank; ``doing`` is the text with which it answers 'are you alive?'.
+    """The side messages of this rank. Its answer to 'are you alive?' is the text ``doing``.
 
     If the MPI library does not allow calls from several threads, messages are received only while
     the rank waits, so a rank in a long computation does not answer.
@@ -44,7 +44,7 @@ class Control:
             atexit.register(self.close)
 
     def attend(self) -> None:
-        """Run in a thread: receive messages and answer until the program ends."""
+        """Receive messages and answer questions until the program ends; runs in a thread."""
         while not self._ended.wait(ATTENDING_SECONDS):
             self.take()
 
@@ -55,7 +55,7 @@ class Control:
             self._thread.join()
 
     def stop(self, error: RingspecError) -> None:
-        """Send ``error`` to all other ranks, because this rank cannot continue; only the first call has an effect."""
+        """Send ``error``, which ends this rank, to all other ranks; only the first call has an effect."""
         with self._lock:
             if self.error is None:
                 self.error = error
@@ -70,7 +70,7 @@ class Control:
             self.send(target, ASK, np.zeros(ERROR_BYTES, np.uint8))
 
     def look(self) -> None:
-        """Receive messages; raise the error if another rank has stopped with one."""
+        """Receive messages; if another rank has stopped with an error, raise this error."""
         self.take()
         if self.error is not None:
             raise self.error
@@ -91,13 +91,13 @@ class Control:
                     self.answers[source] = text.tobytes().rstrip(b"\0").decode()
 
     def send(self, target: int, kind: int, text: Buffer) -> None:
-        """Start to send a message; the buffer is kept until the message has been sent."""
+        """Start to send a message; keep its buffer until the message has been sent."""
         self._sends = [(one, data) for one, data in self._sends if not one.Test()]
         self._sends.append((self.comm.Isend([text, mpi().BYTE], target, kind), text))
 
 
 def text_bytes(text: str) -> Buffer:
-    """Encode ASCII text as a record."""
+    """Encode text, in ASCII, as a side message, which has a fixed length."""
     data = text.encode("ascii", "replace")[:ERROR_BYTES]
     buffer = np.zeros(ERROR_BYTES, np.uint8)
     buffer[: len(data)] = np.frombuffer(data, np.uint8)

@@ -24,6 +24,6 @@ def mpi() -> Any:
 
 @functools.cache
 def kept() -> int:
-    """Return the key under which this package attaches its objects to a communicator."""
+    """Return the key under which this package stores its own objects in an MPI communicator."""
     key: int = mpi().Comm.Create_keyval()
     return key

@@ -1,4 +1,4 @@
-"""The protocol by which the ranks of a ring send buffers to each other; ``mpi`` and ``threads`` implement it.
+"""The protocol by which the ranks of a ring send buffers of bytes to each other; ``mpi`` and ``threads`` implement it.
 
 Only :meth:`Links.wait` blocks. Within a bounded time it returns the buffer or raises an error.
 """
@@ -23,7 +23,7 @@ class Pending:
 
 
 class Links(Protocol):
-    """The connections of one rank; messages with the same source, target and tag arrive in the order of sending."""
+    """The connections of one rank; messages with the same source, target and tag arrive in the order sent."""
 
     @property
     def rank(self) -> int: ...
@@ -48,4 +48,4 @@ class Links(Protocol):
         """
 
     def stop(self, error: RingspecError) -> None:
-        """Send ``error`` to all ranks, because this rank cannot continue; their waits then raise the error."""
+        """Send ``error``, which ends this rank, to all other ranks; :meth:`wait` then raises it there."""

@@ -1,8 +1,8 @@
 """Links over MPI, and ``ring_mpi``: one process for each worker, on one machine or on many.
 
-Only buffers are sent (``Isend``, ``Irecv``); no object is pickled. A waiting rank polls. So it uses little CPU time,
-answers when another rank asks whether it is alive, and stops waiting after a bounded time. This module needs the extra
-``mpi``; the first call starts MPI.
+Only buffers of bytes are sent (``Isend``, ``Irecv``); no object is pickled. A waiting rank polls with pauses. So it
+uses little CPU time, answers when another rank asks whether it is alive, and stops waiting after a bounded time. This
+module needs the extra ``mpi``; the first call starts MPI.
 
 Source: MPI 4.1, sections 3.7 and 7.4, https://www.mpi-forum.org/docs/.
 """
@@ -48,9 +48,10 @@ def to_stderr(line: str) -> None:
 class MpiLinks:
     """The links of this rank over ``comm``, a communicator that nothing else uses.
 
-    ``timeout``: seconds within which another rank must answer the question whether it is alive. If the rank answers, a
-    wait for its message may take twice this time. ``log``: a function called before each wait that blocks, with a line
-    that names the step and the other rank. ``first``: the world rank of rank 0 of these links.
+    ``timeout``: seconds within which another rank must answer the question whether it is alive. If the rank answers,
+    this rank waits for its message for up to twice this time. ``log``: a function that is called before each wait that
+    blocks, with a line that names the step and the other rank. ``first``: the number, among all ranks, of rank 0 of
+    these links.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class MpiLinks:
         return size
 
     def name(self, rank: int) -> str:
-        """Return 'rank 5', with the rank's number in the world."""
+        """Return the name of a rank, such as 'rank 5', with its number among all ranks."""
         return f"rank {self.first + rank}"
 
     def send(self, target: int, tag: int, buffer: Buffer, what: str) -> Pending:
@@ -91,7 +92,7 @@ class MpiLinks:
         return self.awaited(pending, 2 * self.timeout)
 
     def awaited(self, pending: Pending, longest: float) -> Buffer:
-        """Wait and return the buffer; ``longest``: the longest wait, in seconds, for a rank that is alive."""
+        """Wait and return the buffer; ``longest`` is the time limit, in seconds, for a rank that is alive."""
         assert pending.buffer is not None
         if pending.handle.Test():
             return pending.buffer
@@ -121,7 +122,7 @@ class MpiLinks:
     def look(self, pending: Pending) -> None:
         """Receive side messages (``control``), and raise an error that another rank sent.
 
-        If the error says that a rank is lost, this rank adds what it was waiting for.
+        If the error says that a rank is lost, this rank adds to the message what it was waiting for.
         """
         try:
             self.control.look()
@@ -139,7 +140,7 @@ class MpiLinks:
             raise self.lost(pending, f"{names} {'does' if len(silent) == 1 else 'do'} not answer")
 
     def lost(self, pending: Pending, what: str) -> LostWorkerError:
-        """Return the error to raise, and send it to the other ranks, so that all of them stop."""
+        """Return the LostWorkerError to raise, and send it to the other ranks, so that they stop as well."""
         answer = self.control.answers.get(self.first + pending.peer)
         alive = "" if answer is None else f"; {self.name(pending.peer)} is alive and {answer}"
         error = LostWorkerError(
@@ -188,10 +189,10 @@ def world_links(comm: Any = None, timeout: float = TIMEOUT, log: Log | None = No
 
 
 def split(links: MpiLinks, ring_size: int) -> MpiLinks:
-    """Return links among the ranks of this rank's ring; with W = ``ring_size``, ring g has ranks g*W to g*W + W - 1.
+    """Return links among the ranks of this rank's ring. With W = ``ring_size``, ring g has ranks g*W to g*W + W - 1.
 
-    All ranks must call this function. If W does not divide the number of ranks, every rank raises LayoutError. If the
-    ranks pass different W, every rank raises CommunicationError ('disagreement').
+    All ranks must call this function. If W does not divide the number of ranks, every rank raises LayoutError. If two
+    ranks pass different values of W, every rank raises CommunicationError ('disagreement').
     """
     error = None
     if type(ring_size) is not int or ring_size < 1 or links.size % ring_size:
@@ -231,23 +232,23 @@ def ring_mpi(
 ) -> Run | None:
     """Run ``ringspec.ring`` over MPI; call this function on every rank, with the same whole tensors.
 
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] are of any float dtype, in
-    global order; with dy, the backward pass is computed as well. ``keywords`` are those of
-    :func:`ringspec.rings.ring.ring`, except ``workers``, which is the number of ranks, and ``record``.
-    ``root`` and ``observer`` are as in :func:`~ringspec.comm.ring_over`. The others:
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] have any float dtype and are in global
+    order. With dy, the backward pass is computed as well. ``keywords`` are those of :func:`ringspec.rings.ring.ring`
+    except ``workers`` and ``record``, and also ``root`` and ``observer`` of :func:`~ringspec.comm.ring_over`. The
+    number of workers is the number of ranks, or ``ring_size``. The other parameters:
 
     ``comm``       an mpi4py communicator; default COMM_WORLD
-    ``ring_size``  the number of workers of a ring, if the ranks form several rings that each compute a part of the
-                   batch; default: one ring of all ranks
+    ``ring_size``  the number of workers of each ring, if the ranks form several rings, each of which computes a part of
+                   the batch; default: one ring of all ranks
     ``timeout``    seconds within which another rank must answer that it is alive. If it answers, this rank waits for
-                   its message for twice this time
+                   its message for up to twice this time
     ``log``        a function that is called with a line of text before each wait that blocks
-    ``abort``      what to do if a rank is lost. True: write which rank, and end all ranks with MPI_Abort, status 4.
-                   False: raise LostWorkerError on the ranks that noticed
+    ``abort``      what to do if a rank does not answer. True: print to stderr which rank it is, and end all ranks with
+                   MPI_Abort, status 4. False: raise LostWorkerError on the ranks that noticed
 
-    Returns the :class:`~ringspec.rings.run.Run`, only on ``root`` if that is given. Raises the errors
-    of ``ringspec.ring`` on every rank, and CommunicationError ('disagreement') if arguments differ between
-    ranks. After an error, messages may still be in transit, so end the program.
+    Returns the :class:`~ringspec.rings.run.Run` on every rank; if ``root`` is given, only this rank gets the run, and
+    the others get None. Raises the errors of ``ringspec.ring`` on every rank, and CommunicationError ('disagreement')
+    if arguments differ between ranks. After an error, messages may still be in transit, so end the program.
     """
     try:
         world = world_links(comm, timeout, log)
@@ -261,14 +262,14 @@ def ring_mpi(
 
 
 def end_all(lost: LostWorkerError) -> NoReturn:
-    """Write which rank is lost, wait so that the neighbours can write it too, and end all ranks."""
+    """Print which rank is lost, wait a moment so that other ranks can print it too, and end all ranks."""
     to_stderr(f"ringspec: {lost}")
     time.sleep(GRACE_SECONDS)
     abort(LOST)
 
 
 def abort(status: int) -> NoReturn:
-    """End all ranks; the launcher ends with this status."""
+    """End all ranks with MPI_Abort; the launcher exits with ``status``."""
     sys.stdout.flush()
     mpi().COMM_WORLD.Abort(status)
     raise SystemExit(status)

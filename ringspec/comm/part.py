@@ -1,7 +1,7 @@
-"""The work of one rank, that is, of one process. A rank is one worker of a ring of W workers.
+"""The work of one rank, which is one worker of a ring of W workers.
 
-The ranks may form several rings (data parallelism). Ring g of G computes the g-th part of the batch; rank r of all
-ranks is worker r mod W of ring r div W.
+The ranks may form several rings, each of which computes a part of the batch (data parallelism). Rank r of all ranks is
+worker r mod W of ring r div W.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ Side = TypeVar("Side", Rows, Columns)
 
 @dataclass(frozen=True)
 class Setup:
-    """A checked problem and everything that determines how it is computed; equal on every rank.
+    """A checked problem and everything that determines how it is computed. The setup is the same on every rank.
 
-    ``seeds``: dy and dlse; None without a backward pass. ``blocks``: the functions that compute and merge blocks.
-    ``given``: if only the backward pass is run, the forward results of every worker.
+    ``seeds``: the upstream gradients dy and dlse; None without a backward pass. ``blocks``: the functions that compute
+    and merge blocks. ``given``: if only the backward pass is run, the forward results of every worker.
     """
 
     problem: Problem
@@ -63,7 +63,7 @@ class Setup:
 
 
 def worker_result(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
-    """Run the forward pass of this rank's worker and, if there are seeds, the backward pass."""
+    """Run the forward pass of this rank's worker and, if there is an upstream gradient, the backward pass."""
     result = run_forward(links, setup, observe) if setup.given is None else setup.given[links.rank]
     if setup.seeds is None:
         return result
@@ -71,7 +71,7 @@ def worker_result(links: Links, setup: Setup, observe: Observer) -> WorkerResult
 
 
 def run_forward(links: Links, setup: Setup, observe: Observer) -> WorkerResult:
-    """Run the forward pass of this rank's worker (``rings.ring.run_forward`` runs that of all workers)."""
+    """Run the forward pass of this rank's worker; ``rings.ring.run_forward`` does so for all workers."""
     r, recipe = links.rank, setup.recipe
     index_q, index_k = setup.layout_q.table[r], setup.layout_k.table[r]
     own = setup.problem.take(index_q, index_k)
@@ -92,7 +92,7 @@ def run_backward(
     result: WorkerResult,
     observe: Observer,
 ) -> WorkerResult:
-    """Run the backward pass of this rank's worker (``rings.ring.run_backward`` runs that of all workers)."""
+    """Run the backward pass of this rank's worker; ``rings.ring.run_backward`` does so for all workers."""
     own = setup.problem.take(result.index_q, result.index_k)
     dy, dlse = (take(x, result.index_q, axis=2) for x in seeds)
     state = backward_start(links.rank, own, dy, dlse, result.o, result.lse, setup.recipe)
@@ -112,7 +112,7 @@ def run_backward(
 
 
 def share_of_batch(setup: Setup, group: int, groups: int) -> Setup:
-    """Return the setup of ring ``group`` of ``groups``, whose tensors contain only this ring's part of the batch."""
+    """Return the setup of ring number ``group`` of ``groups``; its tensors are only this ring's part of the batch."""
     if groups == 1:
         return setup
     batch = setup.problem.q.shape[0]
@@ -126,7 +126,7 @@ def share_of_batch(setup: Setup, group: int, groups: int) -> Setup:
 
 
 def with_keep(problem: Problem, part: slice) -> Problem:
-    """Compute the dropout mask before the batch is cut, because it depends on the index in the whole batch (DROP-2)."""
+    """Compute the dropout mask for the indices in the whole batch, before the batch is split (rule DROP-2)."""
     rows, columns, terms = problem.rows, problem.columns, problem.terms
     if terms.dropout_p == 0 or rows.keep is not None:
         return problem
@@ -144,7 +144,7 @@ def with_keep(problem: Problem, part: slice) -> Problem:
 
 
 def cut(side: Side, batch: int, part: slice) -> Side:
-    """Cut the per-token data of queries or keys to a part of the batch; arrays without a batch axis are unchanged."""
+    """Return the data of queries or keys for a part of the batch; arrays without a batch axis are unchanged."""
     changed: dict[str, NDArray] = {}
     for field in dataclasses.fields(side):
         value = getattr(side, field.name)
@@ -154,7 +154,7 @@ def cut(side: Side, batch: int, part: slice) -> Side:
 
 
 def joined_batch(parts: list[WorkerResult], per_batch_bias: bool) -> WorkerResult:
-    """Combine the results that one worker has in each ring: concatenate the batch, and add the sums over the batch."""
+    """Combine one worker's results from all rings: concatenate along the batch axis, or add sums over the batch."""
     if len(parts) == 1:
         return parts[0]
     values: dict[str, NDArray | None] = {}

@@ -80,28 +80,28 @@ def ring_over(
 ) -> Run | None:
     """Compute ring attention with this rank as one worker; every rank of ``links`` must call this function.
 
-    Every rank passes the same whole tensors, in global order, and the same options; it computes with its own tokens.
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] and ``dlse`` [B, H, Sq] have any float
-    dtype. If dy or dlse is given, the backward pass is computed as well. The number of workers W is the number of ranks of
-    a ring. Keywords that are not listed here are those of :func:`ringspec.rings.ring.ring`; ``options`` are those of
+    Every rank passes the same whole tensors, in global order, and the same options, and computes with its own tokens. q
+    [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv] and ``dlse`` [B, H, Sq] have any float
+    dtype. If dy or dlse is given, the backward pass is computed as well. The number of workers W is the number of ranks
+    in a ring. Keywords that are not listed here are as in :func:`ringspec.rings.ring.ring`; ``options`` are those of
     :class:`~ringspec.problem.options.Options`.
 
-    ``ring``       links among the W ranks of this rank's own ring, if the ranks of ``links`` form
-                   several rings (rank r is worker r mod W of ring r div W), each of which computes
-                   an equal part of the batch; default: one ring of all ranks
+    ``ring``       links among the W ranks of this rank's ring, if the ranks of ``links`` form several rings. Each ring
+                   computes an equal part of the batch, and rank r is worker r mod W of ring r div W. Default: one
+                   ring of all ranks
     ``root``       the only rank that gets the :class:`~ringspec.rings.run.Run`; the others get None. Default:
                    every rank gets it
     ``each``       ignored, because a rank has one worker; accepted so that ``**fast.pieces()`` can be passed
     ``observer``   a function called with each :class:`~ringspec.rings.lockstep.Moment` of this rank's worker
 
-    The result is bit-identical to that of ``ringspec.ring``, with two exceptions if there are several rings: ``dsinks``,
-    and ``dbias`` if the bias has no batch axis. Both are sums over the batch. Each ring sums over its part, and these
-    sums are then added, so the rounding differs.
+    The result is bit-identical to that of ``ringspec.ring``, with two exceptions if there are several rings:
+    ``dsinks``, and ``dbias`` if the bias has no batch axis. Both are sums over the batch. Each ring sums over its part
+    of the batch, and the partial sums are then added, so the rounding differs.
 
-    Raises the errors of ``ringspec.ring`` on every rank. Any other exception of one rank, for example of its
-    observer, is raised on that rank; the others raise CommunicationError ('failed-worker') with the rank and the
-    exception. Also raises CommunicationError ('disagreement') if arguments differ between ranks, and LostWorkerError
-    if a rank does not answer.
+    Raises the errors of ``ringspec.ring`` on every rank. Any other exception, for example in a rank's observer, is
+    raised on this rank; the others raise CommunicationError ('failed-worker'), which names the rank and the exception.
+    Also raises CommunicationError ('disagreement') if arguments differ between ranks, and LostWorkerError if a rank
+    does not answer.
     """
     ring = links if ring is None else ring
     given: dict[str, Any] = {
@@ -135,7 +135,7 @@ def ring_over(
 def set_up(
     workers: int, q: Any, k: Any, v: Any, given: dict[str, Any], options: dict[str, Any]
 ) -> Setup:
-    """Check the arguments as ``ringspec.ring`` does, in the same order, and return the setup of the ring."""
+    """Check the arguments as ``ringspec.ring`` does, and return them as the setup of a ring."""
     problem = check(q, k, v, options)
     used = recipe_of(given["recipe"])
     skip_masked = flag(given["skip_masked"], "skip_masked")
@@ -157,7 +157,7 @@ def set_up(
 
 
 def seeds_of(problem: Problem, dy: Any, dlse: Any) -> tuple[Array, Array]:
-    """Return dy and dlse as float64; zeros replace an argument that is None."""
+    """Return dy and dlse as float64, with zeros in place of None."""
     dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
     return check_gradients(problem, dy, dlse)
 
@@ -210,7 +210,7 @@ def run_over(
 
 
 def failure(links: Links, raised: Exception) -> CommunicationError:
-    """Return the error that the other ranks raise if ``raised`` is an exception of a user's function on this rank."""
+    """Return the error for the other ranks if this rank has raised ``raised``, for example in a user's function."""
     return CommunicationError(
         "every rank to finish its pass",
         f"{type(raised).__name__} on {links.name(links.rank)}: {raised}",
@@ -220,7 +220,7 @@ def failure(links: Links, raised: Exception) -> CommunicationError:
 
 
 def parts_of(setup: Setup, root: int | None) -> dict[str, bytes]:
-    """Return digests of everything that must be equal on all ranks, under the names that messages use."""
+    """Return digests of everything that must be equal on all ranks, by the name that messages use."""
     schedules = [
         (repr(dataclasses.replace(schedule, skipped=frozenset())), sorted(schedule.skipped))
         for schedule in (setup.forward, setup.backward)
@@ -242,7 +242,8 @@ def parts_of(setup: Setup, root: int | None) -> dict[str, bytes]:
 def gathered(links: Links, mine: WorkerResult, root: int | None) -> list[WorkerResult]:
     """Return the results of all ranks, in the order of the ranks.
 
-    ``root``: the only rank that gets them; the others get an empty list. None: every rank gets them.
+    If ``root`` is a rank, only this rank gets the results, and the others get an empty list. None: every rank gets
+    them.
     """
     names = tuple(name for name in RESULTS if getattr(mine, name) is not None)
     frame = frame_of(mine, names)
@@ -277,7 +278,7 @@ def gathered(links: Links, mine: WorkerResult, root: int | None) -> list[WorkerR
 
 
 def put_together(setup: Setup, results: list[WorkerResult], workers: int) -> Run:
-    """Build the run from the results of all workers, as ``ringspec.ring`` does."""
+    """Build the :class:`~ringspec.rings.run.Run` from the results of all ranks."""
     problem, layout_q, layout_k = setup.problem, setup.layout_q, setup.layout_k
     bias = problem.rows.bias
     per_batch = bias is not None and bias.shape[0] != 1

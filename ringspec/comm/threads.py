@@ -1,6 +1,6 @@
-"""Links between threads of one process: every rank is a thread, every message an entry of a queue.
+"""Links between threads of one process: every rank is a thread, and every message is an entry of a queue.
 
-This module is for readers and for tests, because it needs no MPI. A rank runs the same loop here as over MPI.
+This module is meant for tests and for readers, because it does not need MPI. A rank runs the same loop as over MPI.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Hall:
 
 
 class ThreadLinks:
-    """The links of one rank, which are queues of a :class:`Hall`; ``timeout``: the longest wait in seconds."""
+    """The links of one rank, which are queues of a :class:`Hall`; ``timeout`` is the longest wait in seconds."""
 
     def __init__(self, hall: Hall, rank: int, timeout: float = 60.0) -> None:
         self.hall, self.timeout = hall, timeout
@@ -87,10 +87,9 @@ class ThreadLinks:
 def ring_in_threads(
     q: Any, k: Any, v: Any, dy: Any = None, *, workers: int, timeout: float = 60.0, **keywords: Any
 ) -> Run:
-    """Run :func:`~ringspec.comm.ring.ring_over` with a thread for each worker, and return its result.
+    """Run :func:`~ringspec.comm.ring.ring_over` with a thread for each worker, and return the run.
 
-    Shapes and keywords are as in :func:`ringspec.rings.ring.ring`; ``timeout`` is in seconds. Raises the
-    same errors.
+    Shapes, keywords and errors are those of :func:`ringspec.rings.ring.ring`; ``timeout`` is in seconds.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 4, 2)); v = np.arange(8.0).reshape(1, 1, 4, 2)

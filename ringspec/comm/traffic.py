@@ -1,7 +1,8 @@
-"""The messages of each step of a schedule, and which of them can be sent before the computation.
+"""The messages between workers in each step of a schedule, and which of them can be sent before the computation.
 
-Every rank derives the same list from the schedule, so a receiver knows the sender, content and length
-of each message in advance.
+A block that is sent has inputs, such as k and v, and in the backward pass also accumulators, such as dk and dv. Every
+rank derives the same list of messages from the schedule, so a receiver knows the sender, content and length of each
+message in advance.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from ringspec.spec.schedule import Schedule, Transfer
 
 @dataclass(frozen=True)
 class Crossing:
-    """One message: the tensors ``names`` of the block of ``owner`` go from ``source`` to ``target``.
+    """One message: the tensors ``names`` of the block that belongs to ``owner`` go from ``source`` to ``target``.
 
-    ``transfer``: the number of the transfer in its step. ``early``: whether the tensors are inputs, which are sent
-    before the computation of the step; accumulators are sent after it.
+    ``transfer``: the number of the transfer within the step. ``early``: True for inputs, which are sent before the
+    computation of the step; False for accumulators, which are sent after it.
     """
 
     transfer: int
@@ -69,7 +70,7 @@ def traffic(schedule: Schedule) -> list[list[Crossing]]:
 def parts(
     schedule: Schedule, n: int, transfer: Transfer, source: int, target: int, owner: int
 ) -> list[Crossing]:
-    """Split a message of the schedule into its inputs and its accumulators; return one message for each that it has."""
+    """Split a message into a message with its inputs and a message with its accumulators; omit empty ones."""
     found = []
     for early, group in ((True, schedule.inputs), (False, schedule.accumulators)):
         names = tuple(name for name in transfer.carries if name in group)

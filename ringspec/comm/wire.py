@@ -2,7 +2,7 @@
 
 The buffer does not contain the names, shapes and dtypes of the arrays. The receiver knows them from the schedule and
 from its own block, because the blocks of all workers have the same number of slots. The header identifies the message,
-so that a rank can refuse a message that it does not expect.
+so that a rank can refuse an unexpected message.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Header:
 
 @dataclass(frozen=True)
 class Leaf:
-    """The position of one array in a buffer, from byte ``start`` to ``stop``.
+    """The position of one array in a buffer: from byte ``start`` up to byte ``stop``.
 
-    ``name``: the tensor of the block. If the tensor is a dataclass of several arrays (rows, columns), ``field`` is
-    the name of the array in it, otherwise ''.
+    ``name`` is the name of a tensor of the block. If the tensor is a dataclass of several arrays (rows or columns),
+    ``field`` is the name of the array in the dataclass, otherwise ''.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Frame:
 
 
 def frame_of(side: object, names: tuple[str, ...]) -> Frame:
-    """Return where the tensors ``names`` are in a buffer; ``side`` is a block or a result with tensors of these shapes.
+    """Return the positions of the tensors ``names`` in a buffer; ``side`` has tensors of the same shapes and dtypes.
 
     >>> from ringspec.spec.worker import KeySide
     >>> frame = frame_of(KeySide(0, k=np.zeros((1, 1, 2, 3))), ("k", "v"))
@@ -81,7 +81,7 @@ def frame_of(side: object, names: tuple[str, ...]) -> Frame:
 
 
 def arrays_of(value: object) -> list[tuple[str, NDArray]]:
-    """Return the arrays of one tensor as pairs (field, array): none for None, several for a dataclass."""
+    """Return the arrays of a tensor as pairs (field, array): several for a dataclass, none if the tensor is None."""
     if value is None:
         return []
     if isinstance(value, np.ndarray):
@@ -91,7 +91,7 @@ def arrays_of(value: object) -> list[tuple[str, NDArray]]:
 
 
 def pack(side: object, frame: Frame, header: Header) -> Buffer:
-    """Return a buffer with the header and with copies, in C order, of the arrays in ``frame``."""
+    """Return a buffer with the header and, at the positions of ``frame``, copies of the arrays of ``side``."""
     buffer = np.zeros(frame.size, np.uint8)
     numbers = (PHASES.index(header.phase), header.step, header.tag)
     ends = (header.source, header.target, header.owner, frame.size)
@@ -134,7 +134,10 @@ def check_header(buffer: Buffer, header: Header) -> None:
 
 
 def unpack(buffer: Buffer, frame: Frame, like: object) -> dict[str, object]:
-    """Return the tensors of a buffer by name; a dataclass of arrays gets the class that it has in ``like``."""
+    """Return the tensors of a buffer by name.
+
+    ``like`` is a block. A tensor that is a dataclass of arrays gets the class that it has in this block.
+    """
     values: dict[str, object] = {}
     inside: dict[str, dict[str, NDArray]] = {}
     for leaf in frame.leaves:

@@ -1,16 +1,16 @@
-"""The interface of ejkernel: ring flash attention, its forward and backward rules, and the flash attention backward.
+"""The interface of ejkernel: ring flash attention, its forward and backward passes, and the flash attention backward.
 
-Argument names, their order, and refusals are those of ``ejkernel.kernels._triton.ring_attention`` and
-``flash_attention``. Tensors are [batch, seq, heads, head_dim]; tensors of the ring functions have one more leading axis
-of length W, the number of ranks. Values are computed in float64 and rounded once to the dtype of each result, unless
-``recipe=`` is given.
+The functions take the same arguments in the same order as those of ``ejkernel.kernels._triton.ring_attention`` and
+``flash_attention``, and refuse at least the same calls. Tensors are [batch, seq, heads, head_dim]; tensors of the ring
+functions have one more leading axis of length W, the number of ranks. Values are computed in float64 and rounded once
+to the dtype of each result, unless ``recipe=`` selects another arithmetic.
 
-Masks use global positions: rank r of a ring holds tokens r*n + t (contiguous layout). If query and key lengths
-differ, their ends are aligned: query i has position i + Sk - Sq. The public ring kernel instead masks the keys of every
-rank as if they were local, which is wrong for a causal or a windowed ring on more than one rank; the documentation of
-ejkernel says so and names a block-sparse successor. Dropout uses the keep mask of DROP-1, which depends only on
-global positions, head, batch and seed; the public backward kernel takes a dropout probability but drops nothing. A row
-without visible keys has o = 0, lse = -inf and no gradient.
+Masks use global positions: rank r of a ring holds tokens r*n + t (contiguous layout). If query and key lengths differ,
+their ends are aligned: query i has position i + Sk - Sq. The public ring kernel instead masks the keys of every rank as
+if they were local, which is wrong for a causal or a windowed ring on more than one rank. The documentation of ejkernel
+says so and names a block-sparse successor. Dropout uses the keep mask of the specification (rule DROP-1), which depends
+only on global positions, head, batch and seed. The public backward kernel takes a dropout probability but drops
+nothing. A row without visible keys has o = 0, lse = -inf and no gradient.
 
 Source: https://github.com/erfanzar/ejkernel (ejkernel/kernels/_triton/ring_attention and
 ejkernel/kernels/_triton/flash_attention/_triton_impl_bwd.py).
@@ -100,18 +100,19 @@ def ring_flash_attention_call(
 
     ``query``           [W, b, s, h, d]; bfloat16, float16, float32 or float64
     ``key``, ``value``  [W, b, sk, hkv, d] of the same dtypes; h must be a multiple of hkv
-    ``attention_mask``  None or bool [W, b|1, h|1, s, W*sk], True = may attend: rows of one rank, keys of *all*
-                        ranks. Refused together with bias
+    ``attention_mask``  None or bool [W, b|1, h|1, s, W*sk], True = may attend. The s rows are those of one rank, the
+                        W*sk keys those of *all* ranks. Refused together with bias
     ``bias``            None or float [W, b|1, h|1, s, W*sk], added before the soft cap; -inf masks
     ``softmax_scale``   None: 1/sqrt(d)
-    ``dropout_prob``, ``dropout_seed``   fraction of P to drop, in [0, 1), and the seed; a seed of None means 0
+    ``dropout_prob``, ``dropout_seed``   the probability of dropping an element of P, in [0, 1), and the seed, where
+                        None means 0
     ``causal``          True: keys with a later global position than the query's are hidden
     ``fwd_params``, ``bwd_params``   block sizes of the kernels; any value is accepted and has no effect
     ``sliding_window``  int w: (w, 0) if causal, else (w, w); or (left, right), both inclusive;
                         None, 0 and (0, 0) mean no window
     ``logits_soft_cap``  None, or c > 0: s = c * tanh(z / c)
-    ``axis_name``       a name: the W ranks form one ring. None: each rank is a ring of one, whose
-                        positions start at 0 and whose bias and mask have sk keys
+    ``axis_name``       a name: the W ranks form one ring. None: each rank is a separate ring, whose positions start at
+                        0 and whose bias and mask have sk keys
     ``recipe``          not an argument of ejkernel: the arithmetic, a name or a :class:`~ringspec.recipes.Recipe`
 
     Raises RefusedError, ShapeError, DtypeError, OptionError and other subclasses of RingspecError.
@@ -219,9 +220,9 @@ def _ring_flash_attention_bwd(
 
     The first arguments are those that jax.custom_vjp calls non-differentiable, in the order of
     :func:`ring_flash_attention_call`. ``res`` holds the residuals, and ``do`` [W, b, s, h, d] is the gradient of the
-    loss with respect to o. o and lse of the residuals are used as given. The seed is ``dropout_seed``; the seed of the
-    residuals is ignored. The schedule is the KV ring: K, V, dK, dV travel.
-    Source: https://github.com/erfanzar/ejkernel (kernels/_triton/ring_attention).
+    loss with respect to o. o and lse are taken from the residuals and not recomputed. The seed is ``dropout_seed``; the
+    seed in the residuals is ignored. K, V, dK and dV travel around the ring. Source:
+    https://github.com/erfanzar/ejkernel (kernels/_triton/ring_attention).
 
     >>> q = k = v = np.zeros((2, 1, 1, 1, 2), np.float32)
     >>> static = (None, 0.0, True, None, None, None, None, None)
@@ -306,8 +307,9 @@ def flash_attention_bwd(
                             cum[i + 1] - cum[i] tokens; the rest of the row is padding, which is ignored and has
                             gradients of 0. The ends of queries and keys are aligned. Refused with segment
                             ids, bias or mask
-    ``softmax_aux``         sink logits [n] or [h, n]; they are checked but have no effect, because M contains them
-    ``q_segment_ids``, ``kv_segment_ids``   ints [b, sq] and [b, sk], negative = padding; if only one is
+    ``softmax_aux``         sink logits [n] or [h, n]; they are checked but have no effect, because M already includes
+                            them
+    ``q_segment_ids``, ``kv_segment_ids``   ints [b, sq] and [b, sk], negative = padding; if only one of the two is
                             given, it is used for queries and keys
     ``dropout_prob``, ``dropout_seed``, ``softmax_scale``, ``logits_soft_cap``, ``fwd_params``,
     ``bwd_params``, ``recipe``   as in :func:`ring_flash_attention_call`

@@ -1,4 +1,4 @@
-"""Arguments of the ejkernel interface: checks, refusals, and conversion to the layouts of the specification."""
+"""Check the arguments of the ejkernel interface, and convert them to the layouts of the specification."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def options_of(
     sliding_window: Window,
     logits_soft_cap: float | None,
 ) -> Options:
-    """Return the arguments that all functions of the interface share, under the specification's names."""
+    """Return the arguments that all functions of the interface share as options of the specification."""
     return {
         "scale": softmax_scale,
         "dropout_p": dropout_prob,
@@ -104,7 +104,7 @@ def ring_problems(
 ) -> list[RingProblem]:
     """Return the rings that the ranks form, each with tensors in global order.
 
-    With an axis name all ranks form one ring; without it, each rank is a ring of one.
+    With an axis name, all ranks form one ring. Without it, each rank is a separate ring.
     """
     q, k, v = (
         tensor(x, name, RING_AXES) for x, name in ((query, "query"), (key, "key"), (value, "value"))
@@ -157,7 +157,7 @@ def heads_first(x: NDArray, what: str) -> Array:
 
 
 def along_ring(x: NDArray, ranks: Ring) -> NDArray:
-    """Join the parts [W, b, h, s, ...] of a ring's ranks to [b, h, W*s, ...], in the order of ranks (LAYOUT-1)."""
+    """Join the parts [W, b, h, s, ...] of a ring's ranks to [b, h, W*s, ...], in rank order (rule LAYOUT-1)."""
     return np.concatenate([x[rank] for rank in ranks], axis=2)
 
 
@@ -231,7 +231,7 @@ def check_flash_shapes(stored: dict[str, NDArray]) -> None:
 def check_sinks_only(softmax_aux: Any, heads: int) -> None:
     """Validate sink logits [n] or [h, n], which must be finite.
 
-    They have no other effect, because the argument M already contains them.
+    They have no other effect, because the lse that the caller passes as M already includes them.
     """
     if softmax_aux is None:
         return
@@ -247,7 +247,7 @@ def check_sinks_only(softmax_aux: Any, heads: int) -> None:
 def segment_ids(
     q_segment_ids: Any, kv_segment_ids: Any, batch: int, n_q: int, n_k: int
 ) -> tuple[NDArray, ...] | None:
-    """Return segment ids [b, sq] and [b, sk]; if one argument is None, the other one is used for queries and keys."""
+    """Return segment ids [b, sq] and [b, sk]; if only one of the two is given, it is used for queries and keys."""
     if q_segment_ids is None and kv_segment_ids is None:
         return None
     for_q = kv_segment_ids if q_segment_ids is None else q_segment_ids
@@ -263,7 +263,7 @@ def segment_ids(
 
 
 def whole_lengths(batch: int, n_q: int, n_k: int) -> Lengths:
-    """Return lengths for a batch whose rows are all full."""
+    """Return the lengths of a batch whose rows have no padding."""
     return lengths_of(np.full(batch, n_q), np.full(batch, n_k), n_q, n_k)
 
 
@@ -275,7 +275,7 @@ def lengths_of(for_q: Integers, for_k: Integers, n_q: int, n_k: int) -> Lengths:
 def packed_lengths(
     cum_seqlens_q: Any, cum_seqlens_k: Any, batch: int, n_q: int, n_k: int
 ) -> Lengths | None:
-    """Return the lengths of rows from cumulative lengths, or None if these are not given."""
+    """Return the length of each row from cumulative lengths; None if there are no cumulative lengths."""
     if cum_seqlens_q is None and cum_seqlens_k is None:
         return None
     if cum_seqlens_q is None or cum_seqlens_k is None:
@@ -293,7 +293,7 @@ def packed_lengths(
 
 
 def differences(cum_seqlens: Any, what: str, batch: int, longest: int) -> Integers:
-    """Return cum[i + 1] - cum[i] of ints [b + 1] that begin with 0; none may be negative or above ``longest``."""
+    """Return the differences of ``cum_seqlens`` [b + 1], which begins with 0; each must be from 0 to ``longest``."""
     values = as_array(cum_seqlens, what)
     if values.dtype.kind not in "iu" or values.shape != (batch + 1,):
         raise OptionError(
@@ -323,12 +323,12 @@ def refuse_with_packing(bias: Any, attention_mask: Any, segments: Any) -> None:
 
 
 def read(x: NDArray, what: str, inside: Booleans) -> Array:
-    """Convert [b, s, h, d] to float64 [b, h, s, d]; tokens beyond the length of a row are ignored."""
+    """Convert [b, s, h, d] to float64 [b, h, s, d], with 0 for tokens that are not ``inside`` their row."""
     return heads_first(np.where(inside[:, :, None, None], load(x, what), 0.0), what)
 
 
 def natural_lse(M: ArrayLike, inside: Booleans, shape: tuple[int, int, int]) -> Array:
-    """Return the natural lse [b, h, sq] from M, the lse to base 2, [b, h, sq rounded up to a multiple of 128]."""
+    """Return the natural lse [b, h, sq] from the lse to base 2, whose length is sq rounded up to a multiple of 128."""
     batch, heads, length = shape
     stats = tensor(M, "M", "batch heads ceil128(seq)")
     padded = -(-length // M_MULTIPLE) * M_MULTIPLE

@@ -1,8 +1,9 @@
-"""The interface of AWS's NKI library: ring attention forward, backward, and the striped-to-contiguous unpermute.
+"""The interface of AWS's NKI library: ring attention forward and backward, and the unpermute (striped to contiguous).
 
-Argument names, their order, defaults, layouts and refusals are those of ``nkilib.experimental.attention``. Every
-tensor has one more leading axis of length W, the number of ranks. Values are computed in float64 and rounded once,
-unless ``recipe=`` is given ("nki" is the recipe of the public kernels).
+The functions take the same arguments, in the same order and with the same defaults and layouts, as those of
+``nkilib.experimental.attention``, and refuse at least the same calls. Every tensor has one more leading axis of length
+W, the number of ranks. Values are computed in float64 and rounded once, unless ``recipe=`` selects another arithmetic,
+such as "nki" for that of the public kernels.
 
 The forward and the backward pass treat the scale differently. With a causal mask the forward pass uses the scale 1.0,
 and the caller must multiply q by the scale beforehand. In the backward pass ``softmax_scale=None`` means 1/sqrt(D),
@@ -11,9 +12,10 @@ with and without a causal mask. So after a causal forward pass the caller must p
 gradient with respect to the original q. With the defaults in both passes, the scores are scaled twice, without an
 error.
 
-Where the definition and the public kernels differ, results follow the definition. A row without visible keys has
-o = 0, lse = -inf and no gradient. ``bound_max`` is exclusive in both passes. The bounds of a query row apply on every
-rank that computes the row. With several replica groups, the rank in the unpermute is the index within the group.
+Where the definition and the public kernels differ, results follow the definition. A row without visible keys has o = 0,
+lse = -inf and no gradient. ``bound_max`` is exclusive in both passes. The bounds of a query row apply on every rank
+that computes the row. With several replica groups, each of which is a ring, the unpermute uses the index of a rank
+within its group.
 
 Sources: https://github.com/aws-neuron/nki-library (src/nkilib_src/nkilib/experimental/attention);
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-fwd.html,
@@ -92,13 +94,13 @@ def ring_attention_spmd_fwd(
     ``replica_groups``  disjoint tuples of num_workers rank ids; each tuple is a ring, and W is the number of
                         ranks in all tuples. None: one ring of all ranks. The ring position of a rank is
                         its index within the tuple
-    ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` q must be pre-scaled; the scale is then
-                        1.0, and another value is refused (the kernel ignores it)
-    ``striped_input``   True: ring position r holds tokens t*W + r, which requires a causal mask. False: r*s + t
+    ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask``, q must be pre-scaled and the scale is 1.0; any
+                        other value is refused here, although the public kernel ignores it
+    ``striped_input``   True: ring position r holds the tokens t*W + r; requires a causal mask. False: r*s + t
     ``lse_dtype``       a dtype or its name; lse is natural, with row t at [t % 128, t // 128]
-    ``bound_min``, ``bound_max``   [W, b, s], integers in any integer or float dtype: of the keys of every rank, row t
-                        may attend only to local indices bound_min[t] <= j < bound_max[t]. Both or neither;
-                        they require a causal mask and striped input
+    ``bound_min``, ``bound_max``   [W, b, s], whole numbers in any integer or float dtype. Row t may attend only to keys
+                        whose index j on their rank satisfies bound_min[t] <= j < bound_max[t]. Pass both or
+                        neither; they require a causal mask and striped input
     ``recipe``          not an argument of nkilib: the arithmetic, a name or a :class:`~ringspec.recipes.Recipe`
 
     A row without visible keys has o = 0 and lse = -inf. Arguments that the public kernel refuses raise
@@ -171,7 +173,7 @@ def ring_attention_spmd_bwd(
                         the loss with respect to o; S must be a multiple of 128 and of min(512, S)
     ``lse_ref``         [W, B, N, 128, S // 128], natural, with row t at [t % 128, t // 128]. o and lse
                         are not recomputed; a row with lse = -inf contributes no gradient
-    ``mixed_precision`` False: :func:`low_precision_recipe`, with accumulators in the type of q_ref
+    ``mixed_precision`` False: round as :func:`low_precision_recipe` says, with accumulators in the type of q_ref
     ``softmax_scale``   None or 0: 1/sqrt(D), also with a causal mask. After a causal forward pass, pass 1.0 and
                         the pre-scaled q; dq is then the gradient with respect to the pre-scaled q
     ``lnc_size``        number of cores of a rank, 1 or 2; no effect on the result (see :func:`deal`)
@@ -179,8 +181,8 @@ def ring_attention_spmd_bwd(
     ``striped_attention``   as ``striped_input`` in the forward pass
     ``recipe``          not an argument of nkilib: the arithmetic; if given, it replaces ``mixed_precision``
 
-    Errors are those of the forward pass. Source: https://github.com/aws-neuron/nki-library
-    (ring_attention_bwd.py). The schedule is the Q ring: Q, dY, LSE and dy_o_sum are sent, then dQ.
+    Errors are those of the forward pass. Q, dY, LSE, dy_o_sum and dQ travel around the ring. Source:
+    https://github.com/aws-neuron/nki-library (ring_attention_bwd.py).
 
     In this example q is pre-scaled, so that all scores are 1. The second call omits ``softmax_scale=1.0`` and scales
     the scores once more:
@@ -230,7 +232,7 @@ def ring_attention_spmd_bwd(
 def ring_attention_unpermute(
     x: ArrayLike, replica_groups: Any = None, num_workers: int = 1
 ) -> NDArray:
-    """Convert a sequence from the striped to the contiguous layout: move every row to its new rank (LAYOUT-6).
+    """Convert a sequence from the striped to the contiguous layout by moving every row to its new rank (rule LAYOUT-6).
 
     x [W, bs, s, d] of any dtype: ring position r holds tokens t*W + r, where W is the number of ranks in the ring. s,
     the length on one rank, must be a multiple of num_workers. In the result, of the same shape and dtype, ring position
@@ -264,7 +266,7 @@ def ring_attention_unpermute(
 def item_backward(
     item: list[Array], options: Options, layout: Layout, recipe: Recipe
 ) -> list[WorkerResult]:
-    """Compute the Q ring backward of one head of one batch entry.
+    """Compute the backward pass of one head of one batch entry, in a ring in which queries travel.
 
     ``item`` holds q, k, v, o, dy [1, 1, S, D] and lse [1, 1, S], in global order.
     """
@@ -275,10 +277,10 @@ def item_backward(
 
 @dataclass(frozen=True)
 class Turn:
-    """The work of core ``core`` in round ``round``: item number ``item``, which is one head of one batch entry.
+    """What ``core`` computes in a ``round``: item number ``item``, which is one head of one batch entry.
 
-    ``is_duplicate``: no item was left for this core. The core repeats item 0, so that both cores issue the same
-    collective operations, and the results of the repetition are discarded.
+    ``is_duplicate``: True if no item is left for this core. The core then repeats item 0, so that both cores issue the
+    same collective operations, and the results are discarded.
     """
 
     round: int
@@ -303,7 +305,7 @@ def deal(items: int, lnc_size: int) -> list[Turn]:
 
 
 def low_precision_recipe(input_format: str) -> Recipe:
-    """Return the recipe of ``mixed_precision=False`` for inputs of the format ``input_format``.
+    """Return the rounding points (recipe) of ``mixed_precision=False`` for inputs in the format ``input_format``.
 
     The recipe is "nki_low" with ``input_format`` in place of bfloat16. P, dS, the lse that the backward pass reads, and
     the accumulators of the gradients have this format; gradients are float32.

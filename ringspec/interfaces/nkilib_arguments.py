@@ -1,4 +1,4 @@
-"""Arguments of the nkilib interface: checks, refusals, and conversion to the layouts of the specification."""
+"""Check the arguments of the nkilib interface, and convert them to the layouts of the specification."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bounds = tuple[Integers, Integers] | None
 
 
 def rows_first(x: ArrayLike, what: str, is_rows_first: bool) -> NDArray:
-    """Return a tensor as [W, b, h, s, d]; unless ``is_rows_first``, x is [W, b, h, d, s]."""
+    """Return ``x`` as [W, b, h, s, d]; it is given in this order if ``is_rows_first``, otherwise as [W, b, h, d, s]."""
     if is_rows_first:
         return tensor(x, what, "W b h s d")
     return tensor(x, what, "W b h d s").swapaxes(3, 4)
@@ -55,7 +55,7 @@ def check_forward_shapes(q: NDArray, k: NDArray, v: NDArray) -> None:
 
 
 def check_backward_shapes(tensors: dict[str, NDArray]) -> None:
-    """Check that all five tensors have one shape [W, B, N, D, S], and that S is a whole number of tiles."""
+    """Check that all five tensors have the same shape [W, B, N, D, S], and that S is a whole number of tiles."""
     expected = tensors["q_ref"].shape
     if tensors["k_ref"].shape[2] != expected[2]:
         raise RefusedError(
@@ -127,7 +127,7 @@ def check_lnc_size(lnc_size: Any) -> int:
 
 
 def local_bounds(bound_min: Any, bound_max: Any, shape: tuple[int, ...]) -> Bounds:
-    """Return (bound_min, bound_max) as int64 [W, b, s], indices of local keys; None if there are no bounds."""
+    """Return (bound_min, bound_max) as int64 [W, b, s], the indices of keys on their rank; None without bounds."""
     if bound_min is None:
         return None
     ranks, batch, _, length, _ = shape
@@ -139,7 +139,7 @@ def local_bounds(bound_min: Any, bound_max: Any, shape: tuple[int, ...]) -> Boun
 
 
 def whole_numbers(x: Any, what: str, shape: tuple[int, int, int]) -> Integers:
-    """Return x as int64, clipped to 0..s; x must contain integers, in any integer or float dtype."""
+    """Return ``x`` as int64, clipped to 0..s; it must contain whole numbers, in any integer or float dtype."""
     given = as_array(x, what)
     same_shape(what, given, shape, "W b s")
     values = given.astype(np.float64) if given.dtype.kind in "iu" else load(given, what)
@@ -156,10 +156,10 @@ def whole_numbers(x: Any, what: str, shape: tuple[int, int, int]) -> Integers:
 def global_bounds(
     bounds: Bounds, group: Ring, layout: Layout
 ) -> tuple[Integers | None, Integers | None]:
-    """Convert bounds on local key indices to bounds [b, S] on global key positions, with rows in global order.
+    """Convert bounds on a key's index on its rank to bounds [b, S] on its global position, in global row order.
 
-    Local key j of ring position r is token j*W + r with r < W. So low <= j < high is equivalent to
-    low*W <= j*W + r < high*W (LAYOUT-2).
+    Local key j of ring position r is token j*W + r with r < W. So low <= j < high is equivalent to low*W <= j*W + r <
+    high*W (rule LAYOUT-2).
     """
     if bounds is None:
         return None, None
@@ -168,7 +168,7 @@ def global_bounds(
 
 
 def lse_rows(lse_ref: Any, shape: tuple[int, int, int, int]) -> Array:
-    """Convert lse from the kernel's tiles [W, B, N, 128, S // 128] to [W, B, N, S] (LAYOUT-7)."""
+    """Convert lse from the kernel's tiles [W, B, N, 128, S // 128] to [W, B, N, S] (rule LAYOUT-7)."""
     tiles = tensor(lse_ref, "lse_ref", "W B N 128 S//128")
     ranks, batch, heads, length = shape
     expected = (ranks, batch, heads, TILE_ROWS, length // TILE_ROWS)

@@ -1,4 +1,4 @@
-"""Code that all interfaces use: ranks and rings, storage dtypes, and a backward pass from given o and lse."""
+"""Code that all interfaces share: ranks and rings, storage dtypes, and a backward pass from given o and lse."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ def backward_as_given(
     circulation: str,
     recipe: Recipe,
 ) -> list[WorkerResult]:
-    """Compute the ring backward from the given o [B, H, Sq, Dv] and lse [B, H, Sq], without recomputing them.
+    """Compute the backward pass of a ring from given o [B, H, Sq, Dv] and lse [B, H, Sq], which are not recomputed.
 
-    Arguments are in global order; each result holds the gradients of one worker's tokens (BWD-11, RING-13). A row with
-    lse = -inf contributes no gradient (BWD-10).
+    Arguments are in global order; each result holds the gradients of one worker's tokens (rules BWD-11 and RING-13). A
+    row with lse = -inf contributes no gradient (rule BWD-10).
     """
     seeds = check_gradients(problem, dy, None)
     forward = [
@@ -164,7 +164,7 @@ def backward_as_given(
 
 
 def unobserved(moment: Moment) -> None:
-    """An observer that does nothing."""
+    """The observer of a pass of which nothing is recorded."""
 
 
 def gradients_of(result: WorkerResult) -> tuple[Array, Array, Array]:

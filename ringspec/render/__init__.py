@@ -1,6 +1,6 @@
 """Pictures and HTML pages of results.
 
-This package reads the records of a report as plain data. From the rest of ringspec it imports only errors.
+This package reads the records of a report as plain data. From the rest of ringspec it imports only ``errors``.
 """
 
 from ringspec.render.page import page

@@ -1,7 +1,7 @@
 """Make HTML pages from the Jinja2 templates in ``ringspec/render/templates``.
 
-Every value is escaped, except the style, the script and the embedded records of a page, which are marked ``|safe``.
-A name that a template uses and that has no value raises an error.
+Every value is escaped, except the style, the script and the embedded data of a page, which are marked ``|safe``. A
+template that uses a name without a value raises an error.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ UNSEEN = re.compile(
 
 
 def filled_in(template: str, script: str, style: str, **values: Any) -> str:
-    """Return a whole page from ``template``, with ``values`` filled in.
+    """Return a complete page: ``template`` with ``values`` filled in.
 
-    The security policy of the page allows only ``script`` and ``style``, by hash.
+    The page runs no other script and uses no other style than ``script`` and ``style``.
     """
     names = {"script": script, "style": style, "policy": policy(script, style)}
     return environment().get_template(template).render(values | names)
@@ -59,7 +59,7 @@ def environment() -> Environment:
 
 
 def visible(value: object) -> object:
-    r"""Return a value as text with each invisible character replaced by U+FFFD; None becomes an empty text.
+    r"""Return a value as text, with U+FFFD in place of each invisible character; None becomes an empty text.
 
     >>> visible("<b>\x00"), visible(None), visible(3)
     ('<b>\ufffd', '', '3')
@@ -79,7 +79,7 @@ def class_of(outcome: str) -> str:
 
 
 def asset(name: str) -> str:
-    """Return the text of a style or a script from the folder ``ringspec/render``."""
+    """Return the text of a style or script file in the folder ``ringspec/render``."""
     return files("ringspec.render").joinpath(name).read_text(encoding="utf-8")
 
 

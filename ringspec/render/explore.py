@@ -1,8 +1,8 @@
-"""One self-contained HTML page that steps through a ring, from the records of ``ringspec explore``.
+"""One self-contained HTML page that steps through a ring, from the data of ``ringspec explore``.
 
 The page refers to no other file and loads nothing. The content security policy of the page forbids loading and allows
-only the page's own script and style, by their hashes. The records are embedded as data; the script inserts them only as
-text.
+only the page's own script and style, by their hashes. The data are embedded in the page, and the script inserts them
+only as text.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TOURS = (
 
 
 def explore_page(document: Mapping[str, Any]) -> str:
-    """Return the page of a document that ``ringspec.cli.views.explore_records.records`` built.
+    """Return the page for the data that ``ringspec.cli.views.explore_records.records`` returned.
 
     >>> document = {"choices": {"workers": [2], "layouts": [], "masks": {}, "circulations": [],
     ...                         "passes": []}, "problem": {"tokens": 4, "heads": 1, "head_dim": 4,
@@ -100,7 +100,7 @@ def embedded(document: Mapping[str, Any]) -> str:
 
 
 def tours(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return title and address of links to instructive states of the page."""
+    """Return the title and address of each link to an instructive state of the page."""
     if "bug" in document:
         return [bug_tour(place) for place in document["bug"]["places"]]
     workers = document["choices"]["workers"]
@@ -116,7 +116,7 @@ def tours(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def bug_tour(place: Mapping[str, Any]) -> tuple[str, str]:
-    """Return title and address of the step and row at which a pass of the wrong ring first differs.
+    """Return the title and address of a link to the step and row where a pass of the wrong ring first differs.
 
     >>> bug_tour({"pass": "backward", "step": 2, "row": 5})
     ('First difference of the backward pass', '#ring=wrong&pass=backward&step=2&row=5')
@@ -127,7 +127,7 @@ def bug_tour(place: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def choices(given: Mapping[str, Any]) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Return the groups of radio buttons: for each group its name, its title, and (value, meaning) pairs."""
+    """Return the name, title and buttons of each group of radio buttons; a button is a pair (value, meaning)."""
 
     def explained(names: Sequence[str], words: Mapping[str, str]) -> list[tuple[str, str]]:
         return [(name, words.get(name, "")) for name in names]

@@ -40,7 +40,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The diagnosis of a failure: the known bug that gives the same results, or a description of the wrong places."""
+    """The diagnosis of a failure: the known bug with the same results, or a description of where results are wrong."""
 
     title: str
     what: Any
@@ -52,9 +52,9 @@ class Diagnosis:
 class Failure:
     """The fields of one case in ``templates/failure.html``; an empty field is not shown.
 
-    ``more``: number of wrong tensors that are not listed in ``wrong``. ``has_picture``: whether the report contains a
-    picture of the case. ``picture``: None if there is no picture or it cannot be drawn. ``opened``: whether the details
-    are unfolded initially.
+    ``more``: number of wrong tensors that are not listed in ``wrong``. ``has_picture``: whether the report contains the
+    data of a picture of the case. ``picture``: the picture; None if the report has none or it cannot be drawn.
+    ``opened``: whether the page shows the details at first.
     """
 
     id: str
@@ -102,7 +102,7 @@ def failure(case: Case, header: Mapping[str, Any], opened: bool) -> Failure:
 
 
 def replay_command(case: Case, header: Mapping[str, Any]) -> str:
-    """Return the shell command that runs only this case again.
+    """Return the shell command that runs only ``case`` again.
 
     >>> replay_command({"id": "ring/a"}, {"target": {"spec": "my kernel.py:run"}, "profile": "full"})
     "ringspec replay 'my kernel.py:run' ring/a"
@@ -130,7 +130,7 @@ def wrong_tensor(one: Mapping[str, Any]) -> Wrong:
 
 
 def figure(value: Any) -> str:
-    """Format a number of a record with seven digits; None becomes an empty text.
+    """Format a number from a report with seven digits; None becomes an empty text.
 
     >>> figure(0.123456789), figure("Infinity"), figure(None)
     ('0.1234568', 'inf', '')
@@ -139,7 +139,7 @@ def figure(value: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """Format a number of a record with three digits.
+    """Format a number from a report with three digits.
 
     >>> brief(147023.2), brief(1.25), brief("Infinity")
     ('1.47e+05', '1.25', 'inf')

@@ -5,10 +5,10 @@
 ``work_balance``           number of visible pairs by worker and step, for several layouts
 ``row_state``              softmax state (m, l, o) of one query row after each step
 ``cost_timeline``          when each worker computes and sends
-``pattern_beside``         the attention pattern that a probe recovered, next to the expected pattern
-``error_against_workers``  errors against the number of workers W, one line for each recipe
-``error_by_row``           error of every row, and the limits of several tolerance rules
-``noise_scores``           errors divided by their predicted noise, and whether they grow with the result
+``pattern_beside``         the attention pattern found in a kernel's results, next to the expected pattern
+``error_against_workers``  errors against the number of workers W, one line for each recipe (where a kernel rounds)
+``error_by_row``           the error of every row, and the limits of several tolerance rules
+``noise_scores``           errors divided by the predicted rounding noise, and whether they grow with the result
 
 Each function returns a matplotlib Figure; in a notebook ``matplotlib.pyplot.show()`` shows it. matplotlib is
 imported only when a figure is drawn; if it is missing, MissingPackageError says how to install it. Wrong shapes

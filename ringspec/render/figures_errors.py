@@ -1,7 +1,8 @@
 """Figures of errors: attention patterns, errors against the number of workers, errors by row, noise scores.
 
 Each public function takes float or bool arrays and returns a matplotlib Figure of pyplot; no function writes a file.
-Errors are in units of the row scale (``ringspec.compare.row_scale``) or of the predicted noise (docs/conform/noise.md).
+Errors are in units of the row scale (``ringspec.compare.row_scale``), or of the predicted noise, which is the standard
+deviation of rounding errors (docs/conform/noise.md).
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ BINS = 12
 def pattern_beside(
     expected: ArrayLike, got: ArrayLike, origin: tuple[int, int] = (0, 0), block: int | None = None
 ) -> Any:
-    """Draw the attention pattern that a probe recovered, next to the pattern that the mask requires.
+    """Draw the attention pattern found in a kernel's results, next to the pattern that the mask requires.
 
     ``expected`` and ``got`` are bool [queries, keys] of one head. ``origin``: the numbers of the first query and the
-    first key. ``block``: draw a line after every ``block`` tokens; None: no lines. A pair that is visible but should be
-    hidden is crossed; a pair that is hidden but should be visible is an empty frame with a dot.
+    first key. ``block``: draw a line after every ``block`` tokens; None: no lines. A cross marks a pair that is visible
+    but should be hidden. An empty frame with a dot marks a pair that is hidden but should be visible.
     """
     want, seen = np.asarray(expected, dtype=bool), np.asarray(got, dtype=bool)
     want_shape("got", seen.shape, want.shape)
@@ -103,11 +104,11 @@ def error_against_workers(
     errors: Mapping[str, ArrayLike],
     quantity: str = "largest error / row scale (1)",
 ) -> Any:
-    """Draw errors against the number of workers, one line for each recipe, with logarithmic axes.
+    """Draw errors against the number of workers on logarithmic axes, one line for each recipe (where a kernel rounds).
 
-    ``workers`` [N]: ascending numbers of workers. ``errors``: for the name of each recipe, float [N]; raises
-    OptionError unless all are > 0. ``quantity``: the label of the error axis, with unit. Each line ends with the name
-    of its recipe.
+    ``workers`` [N]: ascending numbers of workers. ``errors``: float [N] for the name of each recipe; raises OptionError
+    unless all errors are > 0. ``quantity``: the label of the error axis, with its unit. Each line is labelled with the
+    name of its recipe.
     """
     with sheet(1, 1, 6.4, 3.8) as (figure, panels):
         axes = panels[0][0]
@@ -135,11 +136,11 @@ def error_by_row(
     limits: Mapping[str, ArrayLike],
     quantity: str = "largest error of the row (1)",
 ) -> Any:
-    """Draw the error of every row, and the limits of several tolerance rules, on a logarithmic axis.
+    """Draw the error of every row and the limits of several tolerance rules on a logarithmic axis.
 
-    ``errors``: for the name of each kernel, [rows] numbers >= 0, drawn as marks (a 0 is not drawn).
-    ``limits``: for the name of each rule, one number for all rows or [rows] numbers, drawn as lines.
-    ``quantity``: the label of the error axis, with unit. Later kernels are drawn over earlier ones.
+    ``errors`` maps the name of each kernel to [rows] numbers >= 0, drawn as marks (a 0 is not drawn). ``limits`` maps
+    the name of each rule to [rows] numbers or to one number for all rows, drawn as lines. ``quantity`` is the label of
+    the error axis, with its unit. Later kernels are drawn over earlier kernels.
     """
     with sheet(1, 1, 7.2, 3.8) as (figure, panels):
         axes = panels[0][0]
@@ -164,7 +165,7 @@ def error_by_row(
 
 
 def plain_numbers_within_a_decade(axes: Any, errors: Mapping[str, ArrayLike]) -> None:
-    """Use ticks such as 1.5 and 2 if all errors are within one decade, where powers of ten would leave few numbers."""
+    """Use ticks such as 1.5 and 2 if all errors are within one decade, which contains few powers of ten."""
     values = np.concatenate([np.asarray(x, dtype=float) for x in errors.values()] or [np.ones(1)])
     if values.max() < 10 * values.min() and 0.1 < values.min() < 10:
         ticker = matplotlib_module("matplotlib.ticker")
@@ -177,7 +178,7 @@ SMALL_MARKERS = ("x", ".", "+", "1")
 
 
 def heights(name: str, given: ArrayLike, rows: int) -> NDArray[Any]:
-    """Return numbers [rows] for a logarithmic axis, with 0 replaced by NaN, which is not drawn.
+    """Return numbers [rows] for a logarithmic axis, with NaN (not drawn) in place of 0.
 
     >>> heights("right", [0.0, 2.0], 2).tolist()
     [nan, 2.0]
@@ -190,7 +191,7 @@ def heights(name: str, given: ArrayLike, rows: int) -> NDArray[Any]:
 
 
 def line_colour(number: int) -> str:
-    """Return the colour of line ``number``; yellow is replaced by dark grey, because it is too pale.
+    """Return the colour of line ``number``, with dark grey in place of yellow, which is too pale.
 
     >>> line_colour(6)
     '#555555'
@@ -200,11 +201,11 @@ def line_colour(number: int) -> str:
 
 
 def noise_scores(z: ArrayLike, size: ArrayLike) -> Any:
-    """Draw errors in units of their predicted noise, and whether they grow with the result.
+    """Draw errors in units of their predicted noise, and show whether they grow with the result.
 
-    ``z`` float [N]: error of each element divided by its predicted standard deviation. ``size`` [N]: the true
-    value divided by the same standard deviation. The left panel shows the histogram of z with the standard normal
-    density. The right panel shows z against size, the mean of z in each of 12 bins (bars: two standard errors), and the
+    ``z`` float [N]: error of each element divided by its predicted standard deviation. ``size`` [N]: the true value
+    divided by the same standard deviation. The left panel shows the histogram of z and the standard normal density. The
+    right panel shows z against size, the mean of z in each of 12 bins (with bars of two standard errors), and the
     fitted line z = slope * size. If all results are wrong by a factor of 1.001, the slope is 0.001, whatever the noise.
     """
     scores, sizes = np.asarray(z, dtype=float).ravel(), np.asarray(size, dtype=float).ravel()
@@ -227,7 +228,7 @@ def noise_scores(z: ArrayLike, size: ArrayLike) -> Any:
 
 
 def slope_of(z: NDArray[Any], size: NDArray[Any]) -> tuple[float, float]:
-    """Return the least-squares slope of z = slope * size, and its standard deviation if z is N(0, 1).
+    """Return the least-squares slope of z = slope * size, and its standard deviation under z ~ N(0, 1).
 
     >>> slope_of(np.array([0.5, 1.0]), np.array([1.0, 2.0]))
     (0.5, 0.4472135954999579)
@@ -239,7 +240,7 @@ def slope_of(z: NDArray[Any], size: NDArray[Any]) -> tuple[float, float]:
 
 
 def binned(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Sort elements by x, cut them into bins of equal size, and return mean x, mean y and standard error of y."""
+    """Divide the points, sorted by x, into equal bins; return mean x, mean y and the standard error of y by bin."""
     parts = [part for part in np.array_split(np.argsort(x, kind="stable"), BINS) if part.size > 1]
     centres = np.array([x[part].mean() for part in parts])
     means = np.array([y[part].mean() for part in parts])
@@ -248,7 +249,7 @@ def binned(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]
 
 
 def histogram(axes: Any, z: NDArray[Any]) -> None:
-    """Draw the density of z and the standard normal density; scores beyond 5 count in the outer bars."""
+    """Draw the histogram of z and the standard normal density; values beyond -5 and 5 count in the outer bars."""
     edges = np.linspace(-5, 5, 41)
     counts, _ = np.histogram(np.clip(z, -5, 5), bins=edges)
     width = edges[1] - edges[0]

@@ -1,8 +1,8 @@
 """Figures of a ring: computed pairs, transfers, balance of work, the softmax state of a row, and times.
 
-Each public function takes arrays (float or int) and plain data, such as a notebook reads from a recorded run. It
-returns a matplotlib Figure of pyplot and writes no file. Sources: Liu et al., https://arxiv.org/abs/2310.01889;
-Brandon et al., https://arxiv.org/abs/2311.09431 (the balance of layouts).
+Each public function takes arrays and plain data, which a notebook can read from a recorded run. It returns a matplotlib
+Figure of pyplot and writes no file. Sources: Liu et al., https://arxiv.org/abs/2310.01889; Brandon et al.,
+https://arxiv.org/abs/2311.09431 (the balance of layouts).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def attention_pattern(
     """Draw which worker computes which (query, key) pairs, one panel for each step.
 
     ``visible`` bool [Sq, Sk]: the mask. ``table_q`` and ``table_k`` int [W, n]: the token in each slot of each worker,
-    -1 for padding. ``steps``: for each step the list of (worker, (owner of the queries, owner of the keys)),
-    as ``Schedule.pairs`` returns it. A coloured cell is a visible pair; up to 16 tokens a side, the cell shows the
-    number of the worker that computes it. A grey, hatched cell is a hidden pair that is computed.
+    -1 for padding. ``steps``: for each step, the list of (worker, (owner of the queries, owner of the keys)) that
+    ``Schedule.pairs`` returns. A coloured cell is a visible pair; with up to 16 queries and keys, the cell shows the
+    number of the worker that computes the pair. A grey, hatched cell is a hidden pair that is computed.
     """
     seen = np.asarray(visible, dtype=bool)
     tokens_q, tokens_k = np.asarray(table_q), np.asarray(table_k)
@@ -100,13 +100,13 @@ def schedule_diagram(
     visitor: str = "k",
     home: str | None = None,
 ) -> Any:
-    """Draw whose block is at each worker in each step, and where blocks are sent.
+    """Draw whose block each worker has in each step, and where blocks are sent.
 
     The visiting block is the block that travels. ``uses`` [steps][W]: the owner of the block that visits each worker;
     None if the worker computes nothing. ``hops`` [steps]: the transfers after each step, as (what travels, pairs
-    (source, target)). ``visitor``: the symbols of the visiting block, such as "k" or "k dk". ``home``: a symbol such as
-    "dk" of the blocks that the last step returns to their owners, which a last column shows; None: these transfers are
-    not drawn.
+    (source, target)). ``visitor``: the symbols of the visiting block, such as "k" or "k dk". ``home``: the symbol, such
+    as "dk", of the tensors that return to their owners after the last step; they are drawn in an additional column.
+    None: these transfers are not drawn.
     """
     steps, workers = len(uses), len(uses[0])
     columns = steps + (home is not None)
@@ -166,12 +166,12 @@ def arrow(axes: Any, t: int, source: int, target: int, workers: int, name: str) 
 
 
 def work_balance(pairs: Mapping[str, ArrayLike]) -> Any:
-    """Draw the number of visible pairs by worker and step for each layout, and every worker's total.
+    """Draw, for each layout, the number of visible pairs of each worker in each step and in total.
 
-    ``pairs``: for the name of each layout, int [steps, W], as in ``Cost.pairs``. The upper panels show the counts; a
-    darker cell has more pairs. A star marks the busiest worker of a step, for which all other workers wait. The lower
-    panels show the totals; a dashed line shows the mean total. ``imbalance`` is the largest total divided by the mean
-    total. ``lockstep`` is the sum over steps of the largest count, divided by the mean total.
+    ``pairs`` maps the name of each layout to int [steps, W], as in ``Cost.pairs``. The upper panels show the counts by
+    step; a darker cell has more pairs. A star marks the busiest worker of a step, for which all other workers wait. The
+    lower panels show the totals, with a dashed line at the mean total. ``imbalance`` in a panel is the largest total
+    divided by the mean total. ``lockstep`` is the sum over steps of the largest count, divided by the mean total.
     """
     counts = {name: np.asarray(values) for name, values in pairs.items()}
     most = max(1, max(int(one.max()) for one in counts.values()))
@@ -231,9 +231,9 @@ def row_state(
 ) -> Any:
     """Draw the running softmax of one query row after each step: m, l, o, m + log l and o / l.
 
-    ``m`` and ``l`` [T], ``o`` [T, Dv] unnormalised, where T is the number of steps + 1. The empty state comes first;
-    its m = -inf is not drawn. ``lse`` (nats) and ``final_o`` [Dv]: the final values of m + log l and of o / l, drawn as
-    thin horizontal lines; None: no lines. ``counted``: the label of the horizontal axis.
+    ``m`` and ``l`` [T], ``o`` [T, Dv] unnormalised, where T is the number of steps + 1. The first entry is the empty
+    state, whose m = -inf is not drawn. ``lse`` (nats) and ``final_o`` [Dv] are the final values of m + log l and of o /
+    l, drawn as thin horizontal lines; None: no lines. ``counted`` is the label of the horizontal axis.
     """
     m, l, o = (np.asarray(x, dtype=float) for x in (m, l, o))
     want_shape("l", l.shape, m.shape)
@@ -261,7 +261,7 @@ def row_state(
 
 
 def lines(axes: Any, values: NDArray[Any], title: str, gid: str) -> None:
-    """Draw values [T] or [T, columns] against the number of steps done."""
+    """Draw values [T] or [T, columns] against the number of completed steps."""
     done = np.arange(len(values))
     for n, column in enumerate(values.reshape(len(values), -1).T):
         look = {"color": COLOURS[n % 8], "marker": MARKERS[n % 8], "linestyle": LINES[n % 4]}
@@ -278,12 +278,12 @@ def goal(axes: Any, value: float, column: int) -> None:
 def cost_timeline(
     spans: Sequence[tuple[int, int, str, float, float]], unit: str = "s", until: float | None = None
 ) -> Any:
-    """Draw when each worker computes and when it sends, and whether it computes while it sends.
+    """Draw when each worker computes and when it sends.
 
     ``spans``: (worker, step, 'compute' or 'send', start, stop), with times in ``unit``, as
-    ``ringspec.rings.cost.timeline`` returns them. Each worker has two bars. The upper bar shows computing. The lower
-    bar shows sending: hatched while the same worker computes, crossed while it does not. White is waiting.
-    ``until``: the end of the time axis; pass the same value for figures that are to be compared.
+    ``ringspec.rings.cost.timeline`` returns them. Each worker has two bars. The upper bar shows when it computes. The
+    lower bar shows when it sends: hatched while the worker also computes, crossed while it does not. Where both bars
+    are white, the worker waits. ``until`` is the end of the time axis; pass the same value to compare figures.
     """
     workers = 1 + max(worker for worker, *_ in spans)
     end = max(stop for *_, stop in spans) if until is None else until

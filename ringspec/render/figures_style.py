@@ -1,8 +1,8 @@
-"""The style of all figures: colours, marks, hatches, and the sheet on which a figure is drawn.
+"""The style of all figures: colours, marks and hatches; and functions that all figures use.
 
-Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind
-readers can distinguish. A worker also has a hatch and a mark, for prints in grey. Every drawn element
-has a ``gid`` that names it, so that a test can read a figure as data.
+Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can distinguish. A
+worker also has a hatch and a mark, for printing in greyscale. Every drawn element has a ``gid``, which is its name, so
+that a test can read a figure as data.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def matplotlib_module(name: str) -> Any:
 
 @contextmanager
 def sheet(rows: int, columns: int, width: float, height: float, **options: Any) -> Iterator[Any]:
-    """Yield a new pyplot figure of ``width`` x ``height`` inches, and its panels [rows, columns], in the common style.
+    """Yield a new pyplot figure of ``width`` x ``height`` inches in the common style, and its panels [rows, columns].
 
     The style applies inside the ``with`` statement; afterwards the former settings of matplotlib are restored.
     """
@@ -101,7 +101,7 @@ def label(axes: Any, x: float, y: float, words: str, **look: Any) -> None:
 
 
 def ticks_of(count: int, most: int = 16) -> list[int]:
-    """Return at most ``most`` whole numbers in 0..count - 1, evenly spaced from 0.
+    """Return at most ``most`` evenly spaced whole numbers from 0 to count - 1, beginning with 0.
 
     >>> ticks_of(4), ticks_of(64)
     ([0, 1, 2, 3], [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60])

@@ -23,7 +23,7 @@ MOST_UNFOLDED = 50  # cases; more are folded by the first part of their ids
 
 @dataclass(frozen=True)
 class Headline:
-    """The result of the whole run. ``incomplete``: why the run did not finish, or None if it did."""
+    """The result of the whole run. ``incomplete``: why the run did not finish; None if it finished."""
 
     words: Any
     colour: str
@@ -32,7 +32,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Limits:
-    """The table of errors that are too small for the run to detect."""
+    """The table of the smallest errors that the run detects."""
 
     heading: Any
     heads: list[Any]
@@ -41,7 +41,7 @@ class Limits:
 
 
 def page(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page of a report; ``lines`` are the records of the report, such as the header and the cases.
+    """Return the page of a report, whose ``lines`` are records, such as the header and one record for each case.
 
     >>> header = {"kind": "header", "target": {"name": "<mine>"}, "profile": "core"}
     >>> cases = [{"kind": "case", "id": "ring/one", "outcome": "pass"}]
@@ -88,7 +88,7 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def evidence(verdict: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Picture | None:
-    """Return the picture of the case that the verdict names as evidence; None if there is none."""
+    """Return the picture of the case that the verdict of the run names as evidence; None without such a picture."""
     shown = [case for case in cases if case.get("id") == verdict.get("shown_by")]
     return picture(shown[0].get("picture")) if shown else None
 
@@ -109,7 +109,7 @@ def headline(footer: Mapping[str, Any] | None, counts: Counter[str]) -> Headline
 
 
 def untested(coverage: Mapping[str, Any]) -> list[str]:
-    """Return the claimed values that were not tested."""
+    """Return the values, such as layouts and formats, that the target claims to support but that were not tested."""
     kinds = described(coverage.get("untested"))
     return [
         f"{str(kind).replace('_', ' ')}: {', '.join(map(str, values))}"
@@ -118,7 +118,7 @@ def untested(coverage: Mapping[str, Any]) -> list[str]:
 
 
 def limits(line: Mapping[str, Any]) -> Limits | None:
-    """Return the table of the record 'limits', whose first row contains the column heads; None without a table."""
+    """Return the table of the smallest errors that the run detects; None if the report has no such table."""
     rows = [listed(row) for row in listed(line.get("rows"))]
     if len(rows) < 2:
         return None
@@ -126,7 +126,7 @@ def limits(line: Mapping[str, Any]) -> Limits | None:
 
 
 def bar(counts: Counter[str]) -> list[tuple[str, str, str]]:
-    """Return (CSS class, x, width) of each part of a bar of width 100 that shows how many cases have each outcome."""
+    """Return (CSS class, x, width) of each part of a bar of width 100, which shows how many cases have each outcome."""
     total = sum(counts.values()) or 1
     x, parts = 0.0, []
     for kind in ("good", "known", "bad", "neutral"):
@@ -140,7 +140,7 @@ def bar(counts: Counter[str]) -> list[tuple[str, str, str]]:
 def run_details(
     header: Mapping[str, Any], footer: Mapping[str, Any] | None
 ) -> list[tuple[str, str]]:
-    """Return (name, text) of all fields of the header, and of the versions and files that the footer records."""
+    """Return (name, text) of all fields of the report's header, and of the versions and files in its footer."""
     rows = []
     later = {f"later {kind}": (footer or {}).get(kind) for kind in ("versions", "files")}
     said = {**header, **{name: value for name, value in later.items() if value}}

@@ -1,8 +1,8 @@
 """An attention pattern that differs from the expected one, as an SVG picture.
 
-The picture has three panels: expected, got, difference. A cell is the pair of one query (row) and one key (column). The
-kind of a difference is shown by shape as well as by colour. Hollow square: the pair should be visible and is hidden.
-Full square: the pair should be hidden and is visible. Half a square: the pair has a wrong weight.
+The picture has three panels: expected, got, difference. A cell is the pair of one query (row) and one key (column).
+Shape and colour show the kind of a difference. Hollow square: the pair should be visible and is hidden. Full square:
+the pair should be hidden and is visible. Half a square: the pair has a wrong weight.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Grid = list[list[float]]
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: ``rows`` x ``columns`` cells, ``width`` x ``height`` pixels, and an SVG path for each kind of cell."""
+    """One panel: ``rows`` x ``columns`` cells on ``width`` x ``height`` pixels; each kind of cell is one SVG path."""
 
     title: str
     rows: int
@@ -57,10 +57,10 @@ class Picture:
 
 
 def picture(data: Any) -> Picture | None:
-    """Return the picture of {"expected": rows, "got": rows}; None if ``data`` has another form.
+    """Return the picture of ``data``, {"expected": rows, "got": rows}; None if ``data`` is not of this form.
 
-    Optional keys: "caption"; "block", the number of cells between lines; "origin", the numbers of the first query and
-    key.
+    Optional keys of ``data``: "caption"; "block", the number of cells between lines; "origin", the numbers of the first
+    query and the first key.
 
     >>> drawn = picture({"expected": [[1, 0], [1, 1]], "got": [[1, 1], [0, 1]]})
     >>> drawn.sentence
@@ -104,7 +104,7 @@ def between_blocks(block: Any, rows: int, columns: int) -> str:
 
 
 def grid(rows: Any) -> Grid | None:
-    """Return ``rows`` as lists of numbers of equal length; None if ``rows`` has another form."""
+    """Return ``rows`` as lists of numbers, all of equal length; None if that is not possible."""
     if not isinstance(rows, list) or not 0 < len(rows) <= MOST:
         return None
     if any(not isinstance(row, list) or not 0 < len(row) <= MOST for row in rows):
@@ -134,7 +134,7 @@ def seen(x: float) -> bool:
 
 
 def kind_of(want: float, have: float) -> str:
-    """Return the kind of a pair with the weights ``want`` and ``have``: hidden, seen, or the kind of difference.
+    """Return the kind of cell for a pair with the expected weight ``want`` and the actual weight ``have``.
 
     >>> [kind_of(1, 0), kind_of(0, 0.5), kind_of(0.5, 0.25), kind_of(0, 0), kind_of(1, float("nan"))]
     ['missing', 'extra', 'weight', 'hidden', 'nan']
@@ -155,7 +155,7 @@ def kinds(rows: Grid) -> list[list[str]]:
 
 
 def sentence(difference: list[list[str]], origin: Any = None) -> str:
-    """Say how many pairs are wrong, and which is the first; ``origin`` holds the numbers of the first query and key."""
+    """Say how many pairs are wrong and which comes first; ``origin`` has the numbers of the first query and key."""
     top, left = origin if is_pair(origin) else (0, 0)
     flat = [kind for row in difference for kind in row]
     counts = {kind: flat.count(kind) for kind in KINDS}
@@ -196,7 +196,7 @@ def panel(title: str, cells: Sequence[Sequence[str]]) -> Panel:
 def reduced(cells: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
     """Reduce a pattern to at most MOST_DRAWN cells a side.
 
-    If a cell stands for several pairs, it gets the most important kind of these pairs.
+    A cell that then stands for several pairs is drawn like the most important of these pairs.
     """
     step = -(-max(len(cells), len(cells[0])) // MOST_DRAWN)
     if step == 1:
@@ -212,7 +212,7 @@ def reduced(cells: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
 
 
 def path_of(cells: Sequence[Sequence[str]], kind: str) -> str:
-    """Return one SVG path of all cells of a kind."""
+    """Return a single SVG path that draws all cells of one kind."""
     shapes: dict[str, Callable[[int, int], str]] = {
         "seen": lambda i, j: f"M{j} {i}h1v1h-1z",
         "extra": lambda i, j: f"M{j} {i}h1v1h-1z",

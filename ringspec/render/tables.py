@@ -1,4 +1,4 @@
-"""The tables of the page of a report: features by operation and format, errors by tensor and worker, and all cases."""
+"""The tables on the page of a report: features by operation and format, errors by tensor and worker, and all cases."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The table of features by capabilities.
+    """The table that counts cases: a row for each feature, a column for each operation, layout, format or worker count.
 
-    ``groups``: (name, number of columns) of each group of columns. ``columns``: (name, whether a group begins here).
+    ``groups``: (name, number of columns) of each group of columns. ``columns``: (name, whether a group begins with it).
     ``rows``: (name, cells).
     """
 
@@ -68,10 +68,10 @@ class CaseGroup:
 
 
 def matrix(cases: Sequence[Case]) -> Matrix:
-    """Count cases in a table. Rows: what a case uses (masks, features). Columns: operation, layout, format, workers.
+    """Count the cases of a report in a table of features (rows) by operation, layout, format and workers (columns).
 
-    A cell counts the cases that belong to the row and to the column; cases not claimed or not run are counted
-    separately.
+    A cell counts the cases that belong to both its row and its column. Cases that were not claimed or not run are
+    counted separately.
     """
     cells: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     columns: dict[str, set[str]] = {group: set() for group in GROUPS}
@@ -148,7 +148,7 @@ def matrix_cell(counts: Counter[str], use: str, group: str, value: str, first: b
 
 
 def number(value: Any) -> float:
-    """Return a number of a record; NaN if it is not a number.
+    """Return a value from a report as a number; NaN if it is not a number.
 
     >>> number("Infinity"), number(2), number("x")
     (inf, 2.0, nan)
@@ -159,7 +159,7 @@ def number(value: Any) -> float:
 
 
 def worst_errors(cases: Sequence[Case]) -> list[tuple[str, ErrorGrid]]:
-    """Return a title and a table for each number of workers: the largest error in all cases, by tensor and worker."""
+    """Return a title and a table for each number of workers: the largest errors in all cases, by tensor and worker."""
     rings: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for case in cases:
         workers = workers_of(case)
@@ -177,9 +177,9 @@ def worst_errors(cases: Sequence[Case]) -> list[tuple[str, ErrorGrid]]:
 
 
 def workers_of(case: Case) -> int | None:
-    """Return the number of workers that a case declares, or None if it is not valid.
+    """Return the number of workers that a case declares; None if the declared value is not valid.
 
-    Without a declared number, the result is 0 for a ring, whose size then varies from call to call, and 1 otherwise.
+    Without a declared number, the result is 0 for a ring, because its calls have different sizes, and 1 otherwise.
     """
     needs = case.get("needs") or {}
     workers = needs.get("workers", 0 if needs.get("operation") == "ring" else 1)
@@ -187,13 +187,13 @@ def workers_of(case: Case) -> int | None:
 
 
 def number_of(finding: Mapping[str, Any]) -> int:
-    """Return the worker of a finding, which is the result of one comparison."""
+    """Return the worker whose tensor was compared; ``finding`` is the result of the comparison."""
     worker = finding.get("worker", 0)
     return worker if type(worker) is int and 0 <= worker < MOST_WORKERS else 0
 
 
 def error_grid(findings: Sequence[Mapping[str, Any]], workers: int) -> ErrorGrid:
-    """Return the table of tensors by workers: the largest error in units of its tolerance, or what is wrong."""
+    """Return the table of tensors by workers; a cell has the largest error in units of its tolerance, or a fault."""
     worst: dict[tuple[str, int], Mapping[str, Any]] = {}
     for finding in findings:
         key = str(finding.get("tensor")), number_of(finding)

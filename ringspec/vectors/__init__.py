@@ -1,10 +1,16 @@
 """Golden vectors: cases whose expected values are correctly rounded, so that their bytes never change.
 
-In reading order: ``case`` and ``check_case`` (the fields of a case), ``inputs`` (how the inputs of a case are made),
-``tensor_table`` (which tensors a case has), ``container`` (one case as a directory), ``digest``,
-``manifest`` and ``sets`` (many cases with their hashes), ``diff`` and ``export``. ``flags``,
-``requires`` and ``catalogue`` define the existing cases, and ``generate`` derives their tensors.
-``json_text`` and ``files`` read untrusted input.
+A case is a small attention problem. Its tensors are derived from a description, case.json. In reading order:
+
+``format``     the file format: the fields of a case (``case``), how its inputs are made (``inputs``), which tensors it
+               has (``tensor_table``), one case as a directory (``container``), and the list of a set's files with
+               their hashes (``manifest``)
+``catalogue``  the existing cases, and the classes of bugs that they detect (``flags``)
+``generate``   the derivation of all tensors of a case
+``sets``       sets of cases: open, check, compare, and cache what is not stored
+``verify``     a second derivation, compared with the stored bytes
+``make``       golden values for your own problem
+``export``     a set as one archive
 """
 
 from ringspec.vectors.export import export_set

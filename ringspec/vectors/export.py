@@ -1,7 +1,7 @@
-"""Export a set as one reproducible tar file: the same set gives the same bytes.
+"""Export a set as one tar file; the same set always gives the same bytes.
 
-The archive contains only the files that the manifest lists, sorted by name, without time, owner or mode.
-The bytes of a ``.tar`` are the same on every machine; those of a ``.tar.gz`` also depend on the version of zlib.
+The archive contains only the files that the set's manifest lists, sorted by name, without time, owner or mode. The
+bytes of a ``.tar`` are the same on every machine; those of a ``.tar.gz`` also depend on the version of zlib.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Derive the tensors of a case from its case.json, and generate whole sets.
 
-case.json has a recipe for each input (``format.inputs``), from which the input is made. :mod:`ringspec.truth` computes
-layouts, schedules and the correctly rounded results. The bytes do not depend on the machine, BLAS or the number of
-processes.
+Each input is made from its recipe in case.json (``format.inputs``). :mod:`ringspec.truth` computes layouts, schedules
+and the correctly rounded results. The bytes do not depend on the machine, BLAS or the number of processes.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = No
     """Return every tensor of a case in full, even if the set stores only a part of it.
 
     Names begin with ``in.``, ``out.``, ``scale.``, ``layout.`` or ``position.``. ``scales=False`` leaves out
-    ``scale.*``, which saves a third of the time. ``truth``: results that are already known, in global order and at
-    least in the formats of the case; None: the results are computed.
+    ``scale.*``, which saves a third of the time. ``truth``: results that are already known, in global order and in all
+    formats of the case; None: compute the results.
     """
     if case.operation == "schedule":
         return schedule_tensors(case)
@@ -139,7 +138,7 @@ def layout_of(ring: Ring) -> Any:
 def truth_of_block(
     case: Case, inputs: Tensors, problem: Problem, upstream: Upstream, wanted: Wanted
 ) -> Truth:
-    """Return the results of a block case: o and lse of the block, and its contributions to the gradients."""
+    """Return the results of a case of a single block: its o and lse, and its contributions to the gradients."""
     ahead = Truth({})
     if "forward" in case.passes:
         ahead = attention(problem, Upstream(), None, wanted)
@@ -158,7 +157,7 @@ def wanted_of(case: Case, scales: bool = True) -> Wanted:
 
 
 def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors:
-    """Make the tensors ``out.*`` and ``scale.*`` of a case from its results; for a ring case, one entry per worker."""
+    """Make ``out.*`` and ``scale.*`` of a case from its results; in a ring case, the first axis is the worker."""
     wanted = wanted_of(case)
     dropped = () if "forward" in case.passes else ("o", "lse")
     results = {name: x for name, x in truth.tensors.items() if name not in dropped}
@@ -174,9 +173,9 @@ def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors
 
 
 def schedule_tensors(case: Case) -> Tensors:
-    """Derive ``out.visitor.<pass>`` and ``out.target.<pass>``, int64 [steps, W], for each pass of a schedule case.
+    """Derive the tensors of a schedule case, int64 [steps, W]: ``out.visitor.<pass>`` and ``out.target.<pass>``.
 
-    See :func:`ringspec.truth.schedule.visitors` and :func:`ringspec.truth.schedule.targets`.
+    They are computed by :func:`ringspec.truth.schedule.visitors` and :func:`ringspec.truth.schedule.targets`.
     """
     ring = case.ring
     assert ring is not None
@@ -189,7 +188,7 @@ def schedule_tensors(case: Case) -> Tensors:
 
 
 def derive_named(case: Case) -> Derived:
-    """Derive a case as :func:`derive` does, and name the case in any error."""
+    """Derive a case as :func:`derive` does, but name the case in any error."""
     try:
         return derive(case)
     except RingspecError as error:

@@ -1,4 +1,4 @@
-"""Golden values for your own problem: make cases of any shape, derive their values, write them as a set.
+"""Golden values for your own problem: make cases of any shape, derive their values, and write them as a set.
 
 The id of a case seeds its inputs, so the same id, shape and format give the same bytes on every machine.
 """
@@ -79,7 +79,7 @@ def make_case(
 
 
 def rules_of(ring: Ring | None, backward: bool, terms: dict[str, Any]) -> str:
-    """Return the rules that a case with these features tests, separated by blanks."""
+    """Return the names of the specification's rules that a case with these features tests, separated by blanks."""
     found = ["FWD-1", "FWD-4", "FWD-6"]
     found += ["BWD-3", "BWD-5", "BWD-6", "BWD-7"] if backward else []
     found += ["RING-2"] if ring is not None else []

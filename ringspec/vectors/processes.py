@@ -27,10 +27,10 @@ Result = TypeVar("Result")
 def each(
     function: Callable[[Item], Result], items: Iterable[Item], jobs: int = 1
 ) -> Iterator[Result]:
-    """Yield ``function(item)`` for each item, in order; for jobs > 1, function and items must be picklable.
+    """Yield ``function(item)`` for each item, in order; if ``jobs`` > 1, function and items must be picklable.
 
-    If the function raises an error for an item, the error is raised in place of the result, and items not yet begun are
-    dropped.
+    If the function raises an error for an item, this error is raised instead of yielding the result, and the remaining
+    items are dropped.
 
     >>> list(each(abs, [-1, 2, -3]))
     [1, 2, 3]
@@ -49,7 +49,7 @@ def each(
 def in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], jobs: int
 ) -> Iterator[Result]:
-    """Implement :func:`each` with ``jobs`` processes; at most 4 * jobs items are submitted ahead, to limit memory."""
+    """Yield the results of :func:`each` from ``jobs`` processes; at most 4 * jobs items are submitted ahead."""
     # spawn: a fork would copy the state of running BLAS threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=begin)
@@ -73,7 +73,7 @@ def in_processes(
 
 
 def begin() -> None:
-    """Set up a new process, so that it uses one BLAS thread and ends when its parent ends or is killed."""
+    """Set up a new process: it uses one BLAS thread, and ends when its parent process ends or is killed."""
     threadpool_limits(1)
     threading.Thread(target=leave_with_parent, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Derive every case of a set again, and compare the bytes with those in the set."""
+"""Derive the cases of a set again, and compare the bytes with those in the set."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FAILURES = ("differs", "undecided", "refused")
 class CaseReport:
     """The result of deriving the case ``id`` again.
 
-    ``outcome`` is one of: "ok"; "differs": ``fields`` of case.json, such as digests, or stored ``tensors``
-    differ from the derived ones (``old`` is the value in the set, ``new`` the derived one); "undecided": a result
-    cannot be rounded with certainty; "refused": the case cannot be derived, and ``message`` says why; "withdrawn": the
-    case is no longer used and was not derived.
+    ``outcome`` is "ok", "differs", "undecided", "refused" or "withdrawn". "differs": ``fields`` of case.json, such as
+    digests, or stored ``tensors`` are different; their ``old`` value is in the set, their ``new`` value is derived.
+    "undecided": a result cannot be rounded with certainty. "refused": the case cannot be derived, and ``message`` says
+    why. "withdrawn": the case is no longer used and was not derived.
     """
 
     id: str
@@ -46,11 +46,11 @@ def verify(
     jobs: int = 1,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> tuple[CaseReport, ...]:
-    """Derive the cases of a set again, compare them with the stored ones, and return one report per case, sorted by id.
+    """Derive the cases of a set again, compare them with the stored cases, and return a report per case, sorted by id.
 
-    ``only``: a pattern of ids (None: all). ``jobs`` processes work at the same time, and
-    ``progress(done, total, id)`` is called after each case. No cache is read. Files are compared with the
-    manifest as they are read; ``check_set`` checks everything else about the format of the set.
+    ``only``: a pattern of ids (None: all). ``jobs`` processes work at the same time, and ``progress(done, total, id)``
+    is called after each case. The cache is not used. Files are compared with the manifest when they are read;
+    ``check_set`` checks everything else about the format of the set.
     """
     cases = matching(tuple(vectors), only)
     # Without the flags that the set may have read, which the other processes do not need.

@@ -1,1 +1,1 @@
-"""The commands of ``ringspec``, one file each; the work of ``check`` and ``vectors`` is in further files."""
+"""The commands of ``ringspec``, one file each; ``check`` and ``vectors`` have additional files."""

@@ -1,4 +1,4 @@
-"""``ringspec cases``: write the cases of the suite as files, for a program on another machine."""
+"""``ringspec cases``: write the cases of the conformance suite as files, for a program on another machine."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ def write_command(
 ) -> None:
     """Write the inputs of all cases to a new folder, with a README for the other machine.
 
-    A program in any language adds result.safetensors to the folder of each call. Then "ringspec check
-    dir:DIR" judges the results. Expected values are not written. DIR must not exist.
+    A case consists of one or more calls of the program, and each call has a folder. A program in any language adds
+    result.safetensors to each of these folders. Then "ringspec check dir:DIR" judges the results. Expected values are
+    not written. DIR must not exist.
     """
     from ringspec.cli.shared import output
     from ringspec.cli.shared.progress import counting
@@ -100,7 +101,7 @@ def write_command(
 
 
 def read_claims(path: Path) -> Claims:
-    """Read the claims of a program from a file."""
+    """Read from a file what a program claims to support."""
     from ringspec.conformance.adapters.wire import claims_from, message_of
     from ringspec.conformance.target.protocol import Garbage
     from ringspec.errors import FileFormatError

@@ -1,6 +1,6 @@
 """``ringspec check``, and the options that ``smoke``, ``check`` and ``replay`` share.
 
-The work is in ``check_run``, which is imported when one of these commands runs.
+The code is in ``check_run``, which is imported only when one of these commands runs.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def report_options(function: Function) -> Function:
 def check_command(**given: Any) -> None:
     """Test an implementation of ring attention, and report where it is wrong.
 
-    TARGET claims a case if its capabilities cover it. Each claimed case runs, and every element
-    of every tensor of every worker is compared with the true value. The bound follows from
-    the declared precision. Other cases count as not claimed, never as passed.
+    TARGET declares what it supports. A case that needs nothing else is claimed. Every claimed case runs, and every
+    element of every tensor of every worker is compared with the true value. The largest accepted error follows from the
+    declared precision. All other cases count as not claimed, never as passed.
     """
     from ringspec.cli.commands import check_run
 

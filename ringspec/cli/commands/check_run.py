@@ -1,4 +1,8 @@
-"""Common code of ``smoke``, ``check`` and ``replay``: run cases, write reports, print the verdict."""
+"""Code that ``smoke``, ``check`` and ``replay`` share: run cases, write reports, print the verdict.
+
+A *target* is the implementation under test. A *case* is one test, which calls the target once or several times. A
+*profile* is a named selection of cases.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ def check(
 ) -> None:
     """Run ``ringspec check`` or ``smoke``: all cases of a profile, or those that ``only`` selects.
 
-    The other parameters are the options of these commands; ``files``: where to write reports, by format.
+    ``files`` maps the format of a report to the file to write. The other parameters are the options of these commands.
     """
     spec = target_or_default(target)
     profile, only = asked_of(spec, profile, only)
@@ -80,7 +84,10 @@ def replay(
     as_json: bool,
     **files: Path | None,
 ) -> None:
-    """Run cases by their exact ids, from any profile; shrink a failing one if ``shrinking``."""
+    """Run the cases with the ids in ``words``, from any profile.
+
+    ``shrinking``: if the case fails, also search for a simpler call that fails in the same way.
+    """
     target, ids = (words[0], words[1:]) if len(words) > 1 else (None, words)
     spec = target_or_default(target)
     cases = [found(id) for id in dict.fromkeys(ids)]
@@ -97,7 +104,7 @@ def replay(
 
 
 def check_can_shrink(spec: str, ids: Sequence[str]) -> None:
-    """Raise OptionError if several cases are to be shrunk, or if the target cannot run new calls."""
+    """Raise OptionError if there are several cases to shrink, or if the target is a folder of stored results."""
     if len(ids) > 1:
         raise OptionError("one id with --shrink", f"{len(ids)} ids", "shrink one case at a time")
     if spec.startswith("dir:"):
@@ -109,7 +116,7 @@ def check_can_shrink(spec: str, ids: Sequence[str]) -> None:
 
 
 def show_shrunk(target: Target, case: RunCase, seconds: float, as_json: bool) -> None:
-    """Search for at most ``seconds`` for the simplest call that fails like ``case``, and print it."""
+    """Search for the simplest call that fails in the same way as ``case``, for at most ``seconds``, and print it."""
     with trying("shrinking", sys.stderr.isatty()) as tell:
         found = shrink(
             target,
@@ -146,8 +153,8 @@ def perform(
 ) -> None:
     """Load the target, run the cases and write reports; end the program if the exit code is not 0.
 
-    ``sharp``: seconds that an additional, larger noise case may take. ``then``: a function that is called with the target
-    before the program ends.
+    ``sharp``: if given, add a larger noise case (see :func:`sharpened`) that takes at most this many seconds. ``then``:
+    a function that is called with the target before the program ends.
     """
     wanted: Files = {name: path for name, path in files.items() if path is not None}
     for path in wanted.values():
@@ -208,7 +215,7 @@ def sharpened(
 ) -> list[RunCase]:
     """Add to ``cases`` a larger noise case that takes at most ``seconds``, and select it in ``options``.
 
-    The case is chosen by :func:`ringspec.conformance.run.sharp.chosen`.
+    A noise case compares errors with the rounding errors that the declared precision predicts.
     """
     added = larger_case(target, spec, seconds)
     click.echo(added.words, err=True)
@@ -262,9 +269,9 @@ class Nowhere:
 def writers(
     header: dict[str, Any], as_json: bool, path: Path | None
 ) -> Iterator[list[ReportWriter]]:
-    """Yield the report writers: for stdout if ``as_json``, for the file ``path`` if given, and one without output.
+    """Yield the report writers: one without output, one for stdout if ``as_json``, and one for ``path`` if given.
 
-    The last one computes the footer of the report, which is needed in any case.
+    The writer without output computes the footer of the report, which is always needed.
     """
     with contextlib.ExitStack() as stack:
         streams: list[TextIO] = [Nowhere()]  # type: ignore[list-item]
@@ -277,7 +284,7 @@ def writers(
 
 
 def write_files(report: Report, wanted: Files) -> None:
-    """Write the JUnit XML and the HTML page, if they are wanted."""
+    """Write the report as JUnit XML, as an HTML page, or both, as ``wanted`` says."""
     for name, make in (("junit", junit), ("html", lambda one: page(report_lines(one)))):
         if name in wanted:
             # Surrogates in the target's name or messages become question marks.

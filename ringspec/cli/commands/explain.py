@@ -1,4 +1,4 @@
-"""``ringspec explain``: what a target computes, pair by pair, in sentences."""
+"""``ringspec explain``: say in sentences what an implementation computes for each pair of a query and a key."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Exit codes:
 def explain_command(**given: Any) -> None:
     """Run TARGET on a few small problems whose results spell out the weight of each pair of tokens.
 
-    If they are wrong, say which block, mask, lse, delta, merge or transfer would give them. It takes
-    seconds. `ringspec check` tests more.
+    If the results are wrong, say which error in a block, mask, lse, delta, merge or transfer would produce them. This
+    takes seconds. `ringspec check` tests more.
     """
     from ringspec.cli.views import explain
 

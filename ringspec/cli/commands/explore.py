@@ -91,10 +91,11 @@ def explore_command(
 ) -> None:
     """Write one HTML page that steps through a ring.
 
-    The page lets the reader choose W, layout, mask, circulation and pass. For each step it shows which worker holds
-    which blocks, the pairs it computes, the state of a row, the bytes sent and which workers wait.
-    Every number comes from a recorded run of one small problem in float64. With --bug it shows one ring
-    in which the known bug changes a number, and marks what differs from the correct ring.
+    The page lets the reader choose the number of workers W, the layout, the mask, the pass and the circulation, which
+    says whether keys or queries travel. For each step the page shows which worker holds which blocks, which pairs it
+    computes, the softmax state of a row, the bytes sent and which workers wait. Every number comes from a recorded run
+    of one small problem in float64. With --bug, the page shows a ring with this known bug and marks what differs from
+    the correct ring.
     """
     from ringspec.cli.shared.options import in_range
     from ringspec.render.explore import explore_page
@@ -122,14 +123,14 @@ def explore_command(
 
 
 def all_rings(sizes: list[int], tokens: int, seed: int) -> dict[str, Any]:
-    """Return the records of the page that offers every layout, mask and circulation, for each ring size."""
+    """Return the data of a page that offers every layout, mask and circulation for each of these ring sizes."""
     check_numbers(sizes, tokens)
     with progress.stepping("rings", how_many(sizes), wanted=True) as tick:
         return records(sizes, tokens, seed, tick)
 
 
 def one_size(sizes: list[int]) -> int:
-    """Return the only ring size; raise OptionError if there are several, because a bug's page shows one ring."""
+    """Return the ring size; raise OptionError if several are given, because the page of a bug shows only one ring."""
     if len(sizes) > 1:
         raise OptionError(
             "one ring size with --bug",
@@ -140,7 +141,7 @@ def one_size(sizes: list[int]) -> int:
 
 
 def check_destination(path: Path | None) -> None:
-    """Raise an error before the rings run if the folder does not exist."""
+    """Raise OptionError if the folder of the page does not exist; called before the rings run."""
     if path is not None and not path.absolute().parent.is_dir():
         raise OptionError(
             f"the folder of {path}",

@@ -1,4 +1,4 @@
-"""``ringspec plan``: estimate from closed forms what a ring of any size costs on given hardware."""
+"""``ringspec plan``: estimate with formulas, without running a ring, what a ring costs on given hardware."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ class NamesType(click.ParamType):
 def plan_command(**given: Any) -> None:
     """Estimate what the attention of one layer costs on a ring: time, waiting, bytes sent and memory.
 
-    Compares all layouts and circulations at the given device rates, for rings of up to 1048576 workers.
-    Counts of pairs and bytes are exact; times are computed from these counts and the rates. The presets
-    use figures that the vendors publish; --json prints their sources.
+    Compares all layouts and three kinds of rings: keys travel, queries travel, or every worker gathers all keys. A ring
+    may have up to 1048576 workers. Counts of pairs and bytes are exact; times are computed from these counts and the
+    given device rates. The presets use figures that the vendors publish; --json prints their sources.
     """
     plans = planned(given)
     if given["figure"] is not None:
@@ -149,7 +149,7 @@ def plan_command(**given: Any) -> None:
 
 
 def planned(given: dict[str, Any]) -> list[Plan]:
-    """Return a plan for each number of workers and each length."""
+    """Return a plan for each combination of a number of workers and a sequence length."""
     from ringspec.plan import plan
 
     device = hardware(given)
@@ -175,7 +175,7 @@ def planned(given: dict[str, Any]) -> list[Plan]:
 
 
 def hardware(given: dict[str, Any]) -> Hardware:
-    """Return the hardware of a preset or a file, with rates replaced by those given as options."""
+    """Return the hardware that a preset or a file describes; rates given as options replace its rates."""
     from ringspec.plan import PRESETS, read_hardware
     from ringspec.plan.hardware import hardware_named
 
@@ -234,7 +234,7 @@ def heading(one: Plan) -> list[str]:
 
 
 def table(one: Plan, width: int) -> list[str]:
-    """Return a table with a line for each layout and circulation; columns beyond ``width`` continue below."""
+    """Return a table with a line for each layout and kind of ring; columns that exceed ``width`` continue below."""
     from ringspec.plan.advice import amount, duration, percent
 
     labels, columns = [""], [[name] for name in COLUMNS]
@@ -314,7 +314,7 @@ def draw(one: Plan, path: Path) -> None:
 
 
 def title(one: Plan, workers: int) -> str:
-    """Return the title of the drawing; it says how many ``workers`` are drawn if these are fewer than in the plan."""
+    """Return the title of the drawing. If only some of the plan's workers are drawn, the title says how many."""
     best, work = one.best, one.work
     small = "" if workers == work.workers else f" (drawn with {workers} workers)"
     passes = "forward, then backward" if best.backward is not None else "forward"

@@ -1,4 +1,4 @@
-"""``ringspec power``: compute how small the errors are that ``ringspec check`` still detects, without a target."""
+"""``ringspec power``: compute the smallest errors that ``ringspec check`` can detect in an implementation."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ Exit code: 0; 2 for bad input; 130 after Ctrl-C."""
 def power_command(target: str | None, profile: str, recipe: str | None, as_json: bool) -> None:
     """Show the smallest errors that a check of TARGET detects, without running TARGET.
 
-    A correct program with the claims and the recipe of TARGET runs in its place. The table is the one at the end of
-    a report of "ringspec check": smaller errors may pass.
+    Instead, a correct program runs, which claims to support the same cases and rounds where TARGET declares that it
+    rounds (its recipe). The report of "ringspec check" ends with the same table. Smaller errors may pass.
     """
     from ringspec.cli.shared import output
     from ringspec.cli.shared.progress import counting
@@ -64,9 +64,9 @@ def power_command(target: str | None, profile: str, recipe: str | None, as_json:
 
 
 def claims_of(target: str | None, recipe: str | None) -> Capabilities:
-    """Return the claims of TARGET. If ``recipe`` is given, it replaces the recipe of TARGET.
+    """Return what TARGET claims to support, and its recipe. If ``recipe`` is given, it replaces the recipe of TARGET.
 
-    If only ``recipe`` is given, return the claims of the specification under that recipe.
+    If only ``recipe`` is given, return the claims of the specification, with this recipe.
     """
     import dataclasses
 

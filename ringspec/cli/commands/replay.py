@@ -29,10 +29,10 @@ from ringspec.cli.commands.check import EXIT_CODES, TARGETS, report_options, tim
 @timeout_option
 @report_options
 def replay_command(words: tuple[str, ...], **given: Any) -> None:
-    """Run the case ID with the same inputs as in any run, and report each of its tensors.
+    """Run the case ID with the inputs that it always has, and report each of its tensors.
 
-    Several IDs may follow TARGET. A single word is the ID; TARGET then comes from
-    pyproject.toml. With --json, --shrink prints one more line after the report, of kind 'shrunk'.
+    Several IDs may follow TARGET. A single word is taken as the ID, and TARGET is then read from pyproject.toml. With
+    --json, --shrink adds a line of kind 'shrunk' after the report: the simplest call found that fails in the same way.
     """
     from ringspec.cli.commands import check_run
 

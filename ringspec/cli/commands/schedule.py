@@ -54,9 +54,9 @@ The keys of --json: ringspec/cli/schema.json.
 def schedule_command(**given: Any) -> None:
     """Show which worker holds which blocks at each step of a ring, for both passes.
 
-    For every worker and step, prints the blocks it computes, their visible pairs, and the offset
-    of the causal diagonal between them (cp_offset). For every pass, prints hops, bytes and imbalance.
-    Uses only shapes and masks; no tensor is created.
+    For every worker and step, prints which block of queries meets which block of keys, the number of visible pairs, and
+    the offset of the causal diagonal in this pair of blocks (cp_offset). For every pass, prints hops, bytes and
+    imbalance (the work of the busiest worker divided by the mean). Uses only shapes and masks; no tensor is created.
     """
     asked = request_from(given)
     with progress.working("counting visible pairs", wanted=pairs(asked) > LONG):
@@ -73,7 +73,7 @@ def pairs(asked: Request) -> int:
 
 
 def check_size(asked: Request) -> None:
-    """Refuse a problem with too many pairs of a query and a key: counting visits every pair of one head."""
+    """Refuse a problem with too many pairs of a query and a key, because every pair of one head is visited."""
     block = pairs(asked) // asked.workers**2
     if pairs(asked) > MAX_PAIRS or block > MAX_BLOCK_PAIRS:
         raise OptionError(
@@ -89,7 +89,7 @@ def check_size(asked: Request) -> None:
 
 
 def shapes_only(asked: Request) -> spec_problem.Problem:
-    """Return the problem with tensors that use no memory: each is a broadcast zero."""
+    """Return the problem with tensors that use no memory, because each is one zero, broadcast to its shape."""
     check_size(asked)
     heads = {"q": asked.shape.heads, "k": asked.shape.kv_heads, "v": asked.shape.kv_heads}
     q, k, v = (np.zeros((1, n, asked.shape.of(name)[2], 1)) for name, n in heads.items())

@@ -120,12 +120,11 @@ The keys of --json: ringspec/cli/schema.json.
 @click.option("--quiet", is_flag=True, help="Omit the legend at the end of the text.")
 @ranks.ranks_options
 def simulate_command(**given: Any) -> None:
-    """Run ring attention and compare every worker's results with the dense definition.
+    """Run ring attention, and compare every worker's results with dense attention.
 
-    The tensors are random or read from a file. All workers run in one process, or each worker is an
-    MPI rank.
+    The tensors are random or read from a file. All workers run in one process, or each worker runs as an MPI rank.
 
-    Prints a verdict, which worker computes which block in which step, the visible pairs, hops and
+    Prints a verdict, a table of which worker computes which block in each step, the numbers of visible pairs, hops and
     bytes, and the errors of o, lse, dq, dk, dv for each worker.
 
     Besides q, k, v, dy and dlse, a file may contain bias, mask, segments_q, segments_k, bound_min,
@@ -177,7 +176,7 @@ def simulate(ctx: click.Context, team: ranks.Team, given: dict[str, Any]) -> Non
 
 
 def refuse_shapes(ctx: click.Context) -> None:
-    """Refuse options that have no effect with an input file, which determines shapes and values."""
+    """Refuse options that set shapes or a seed if there is an input file, which determines shapes and values."""
     for name in (*SHAPE_OPTIONS, "seed", "dlse"):
         needed = name == "seed" and ctx.params["sinks"]
         if not needed and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -254,7 +253,7 @@ def run_ring(
 
 
 def check_block(asked: Request, tensors: dict[str, np.ndarray]) -> None:
-    """Refuse blocks that are too large: the specification holds a few score matrices of one block in memory."""
+    """Refuse blocks that are too large, because several score matrices of a block must fit in memory."""
     q, k = tensors["q"].shape, tensors["k"].shape
     block = math.prod(q[:3]) * math.prod(k[2:3]) // asked.workers**2
     if block > MAX_BLOCK:
@@ -266,7 +265,7 @@ def check_block(asked: Request, tensors: dict[str, np.ndarray]) -> None:
 
 
 def check_saved_size(asked: Request, tensors: dict[str, np.ndarray]) -> None:
-    """Refuse recorded states that are too large: about 3 copies of each tensor before, during and after each step."""
+    """Refuse to save a run that is too large: about nine copies of each tensor are saved for every step."""
     size = 8 * 3 * 3 * asked.workers * sum(x.size for x in tensors.values())
     if size > MAX_SAVED_BYTES:
         raise OptionError(
@@ -306,7 +305,7 @@ def report(run: Run, asked: Request, inputs: Inputs, method: str) -> Data:
 
 
 def legend_lines(width: int) -> list[str]:
-    """Return lines that explain the terms of the report, with a hanging indent."""
+    """Return lines that explain the terms of the report."""
     lines = ["legend:"]
     for word, meaning in LEGEND.items():
         lines += textwrap.wrap(

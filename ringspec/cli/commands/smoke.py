@@ -1,4 +1,4 @@
-"""``ringspec smoke``: check an adapter with a few small cases, before hundreds of cases fail for the same reason."""
+"""``ringspec smoke``: run a few small cases to check the adapter that connects an implementation to the suite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringspec.cli.commands.check import (
 @timeout_option
 @report_options
 def smoke_command(**given: Any) -> None:
-    """Run a few small cases in seconds to check the adapter of TARGET; report each in full."""
+    """Run a few small cases in seconds to check the adapter of TARGET; report each case in full."""
     from ringspec.cli.commands import check_run
 
     check_run.check(profile="smoke", only=(), jobs=1, expected_failures=None, **given)

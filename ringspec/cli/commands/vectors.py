@@ -1,7 +1,7 @@
-"""``ringspec vectors``: the golden vectors on the command line.
+"""``ringspec vectors``: list, read, verify and derive golden vectors (inputs with correctly rounded results).
 
-The work is in ``vectors_read`` (list, show, diff, export) and ``vectors_derive`` (verify, generate,
-materialise, make), which are imported only when one of their commands runs.
+The code is in ``vectors_read`` (list, show, diff, export) and ``vectors_derive`` (verify, generate, materialise, make),
+which are imported only when one of their commands runs.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ def jobs_option(function: Function) -> Function:
 def vectors_group() -> None:
     """List, show and verify golden test vectors: inputs and correctly rounded results.
 
-    A case is a small attention problem, dense or on a ring, with its exact results rounded once
-    to nearest even. Each case exists for one stated reason and lists the known bugs that it
-    finds. This package contains the whole set "core". Of the larger set "kernel" it contains only
-    digests; "materialise" derives the values on this machine.
+    A case is a small attention problem, dense or on a ring, with its exact results rounded once to nearest even. Each
+    case has one stated reason to exist and lists the known bugs that it finds. This package contains the set "core" in
+    full. For the larger set "kernel" it contains only digests; "materialise" derives the values on this machine.
     """
 
 
@@ -126,10 +125,10 @@ def verify_command(**given: Any) -> None:
 @jobs_option
 @json_option
 def generate_command(**given: Any) -> None:
-    """Derive a set from its catalogue and write it to a new folder.
+    """Derive all values of a set from its list of cases and write them to a new folder.
 
-    DEST must not exist: nothing is overwritten. Compare the new set with the one in use by
-    "ringspec vectors diff", and then move it into place. The bytes do not depend on the number of processes.
+    DEST must not exist: nothing is overwritten. Compare the new set with the existing one ("ringspec vectors diff"),
+    and then move it into place. The bytes do not depend on the number of processes.
     """
     from ringspec.cli.commands import vectors_derive
 
@@ -176,7 +175,7 @@ def make_command(**given: Any) -> None:
 @click.argument("new", metavar="B")
 @json_option
 def diff_command(**given: Any) -> None:
-    """Show the differences between two sets: cases, fields of case.json, and tensors in ulps.
+    """Show the differences between two sets: in cases, in fields of case.json, and in tensors (in ulps).
 
     A and B are core, kernel, or folders. The exit code is 1 if anything differs.
     """
@@ -190,7 +189,7 @@ def diff_command(**given: Any) -> None:
 @click.argument("destination", metavar="FILE.tar[.gz]", type=click.Path(path_type=Path))
 @json_option
 def export_command(**given: Any) -> None:
-    """Pack a set into one reproducible archive: the same set gives the same bytes.
+    """Pack a set into one archive; the same set always gives the same bytes.
 
     SET is core, kernel, or the folder of a set. Every file is checked while it is packed.
     """

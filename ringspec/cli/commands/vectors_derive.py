@@ -25,7 +25,7 @@ MOST_CHANGES = 20
 
 
 def verify_set(name: str, only: str | None, jobs: int | None, as_json: bool) -> None:
-    """Derive the cases of a set again and print the differences; end the program with 1 if there are any."""
+    """Derive the cases of a set again and print the differences; end the program with exit code 1 if there are any."""
     vectors = open_set(name)
     reports: tuple[CaseReport, ...] = ()
     fault = ""
@@ -70,7 +70,7 @@ def counts(reports: tuple[CaseReport, ...]) -> str:
 
 
 def report_lines(report: CaseReport) -> list[str]:
-    """Return the lines of a report; none if the case is ok."""
+    """Return the report of a case as lines; no lines if the case is ok."""
     if report.outcome == "ok":
         return []
     heading = f"{report.id}: {report.outcome}"
@@ -108,7 +108,7 @@ def generate_set(
 
 
 def show_written(command: str, vectors: VectorSet, destination: Path) -> None:
-    """Print the JSON document of ``command``, which has written a set."""
+    """Print, as JSON, what ``command`` has written."""
     output.show_json(
         {
             "command": command,

@@ -85,7 +85,7 @@ def check_known(name: str | None, known: Iterable[str], what: str) -> None:
 
 
 def summary(case: Case) -> dict[str, Any]:
-    """Return a case as an entry of the JSON list."""
+    """Return what the JSON list of cases says about one case."""
     return {
         "id": case.id,
         "reason": case.reason,

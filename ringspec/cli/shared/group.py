@@ -1,4 +1,4 @@
-"""Groups of commands, which suggest the nearest command and turn errors into messages."""
+"""Groups of commands: suggest the nearest name for an unknown command, and print errors as messages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ringspec.errors import RingspecError, nearest
 
 
 class BadInput(click.ClickException):
-    """An input or option that the command cannot accept."""
+    """The error for an input or option that the command cannot accept."""
 
     exit_code = 2
 
 
 class Commands(click.Group):
-    """A group that suggests the nearest command and turns errors into messages."""
+    """A group that suggests the nearest name for an unknown command, and prints errors as messages."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

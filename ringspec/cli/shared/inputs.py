@@ -1,7 +1,7 @@
 """The tensors q, k, v, dy and dlse: from a file, or drawn from a seed.
 
-The drawn numbers are the same on every machine and with every version of NumPy, because they depend only on a
-hash function, integer sums and one multiplication, which rounds the same everywhere.
+The drawn numbers are the same on every machine and with every version of NumPy. They depend only on a hash function,
+integer sums and one multiplication, which rounds in the same way everywhere.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Shape:
 class Inputs:
     """The tensors of a problem, from a file or drawn.
 
-    ``tensors``: q, k, v and, if present, dy and dlse. ``source``: a description of where they come from. ``options``:
-    masks, bias and other keywords of ``ringspec.ring`` that the file contains. ``ignored``: names in the file that are
-    not read.
+    ``tensors``: q, k, v and, if present, dy and dlse. ``source``: text that says where the tensors come from.
+    ``options``: masks, bias and other keywords of ``ringspec.ring`` that the file contains. ``ignored``: names in the
+    file that are not read.
     """
 
     tensors: dict[str, NDArray]
@@ -87,7 +87,7 @@ def drawn(seed: int, name: str, shape: tuple[int, ...]) -> Array:
     Elements n * 65536 to n * 65536 + 65535 come from SHAKE-128 of the text ``ringspec|seed|name|n``, 32 bytes for each
     element. These bytes give four 50-bit integers, whose sum is centred and multiplied by the float64 nearest to
     sqrt(3) * 2**-50. The distribution is bell-shaped between -3.47 and 3.47. The numbers use the full significand, so
-    that products of two elements are rounded.
+    the product of two elements is not exact.
 
     >>> drawn(0, "q", (2,)).tolist()
     [2.088446549532598, 0.02344314093020941]
@@ -117,7 +117,7 @@ def drawn_inputs(seed: int, shape: Shape, names: tuple[str, ...]) -> Inputs:
 
 
 def read_inputs(path: Path) -> Inputs:
-    """Read q, k, v and, if the file has them, dy, dlse and FILE_OPTIONS from a .safetensors or .npz file.
+    """Read q, k, v and, if present, dy, dlse and the options in FILE_OPTIONS from a .safetensors or .npz file.
 
     The file is not trusted: its size is limited and nothing in it is executed. Raises
     :class:`~ringspec.errors.FileFormatError` if its format is wrong. The function that uses the tensors

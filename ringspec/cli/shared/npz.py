@@ -1,8 +1,8 @@
 """Arrays from an untrusted .npz file.
 
-``numpy.load`` allocates the size that a header states before it reads the data, so a small file can request any amount
-of memory. An array of objects contains pickles, and reading a pickle can run code. This reader limits sizes
-first, compares every header with the bytes in the file, and refuses arrays of objects.
+``numpy.load`` allocates the size stated in a header before it reads the data, so a small file can request any amount of
+memory. An array of objects contains pickles, and reading a pickle can run code. This reader limits sizes first,
+compares every header with the bytes in the file, and refuses arrays of objects.
 
 Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. An .npz file is a zip
 archive with one .npy file for each name.
@@ -69,7 +69,7 @@ def refuse(path: Path, expected: str, got: str) -> None:
 
 
 def members_by_name(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """Return the archive's members by the names that ``numpy.savez`` was called with."""
+    """Return the members of the archive by array name, that is, without the suffix .npy."""
     infos = archive.infolist()
     if len(infos) > MAX_MEMBERS:
         refuse(path, f"at most {MAX_MEMBERS} arrays", f"{len(infos)}")

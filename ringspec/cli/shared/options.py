@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class WindowType(click.ParamType):
-    """The type of a window option: ``L,R``, or one number for both sides; ``none`` means an unbounded side."""
+    """The type of a window option: ``L,R``, or one number for both sides. ``none`` leaves a side unbounded."""
 
     name = "window"
 
@@ -188,7 +188,7 @@ PROBLEM = (
 
 
 def problem_options(function: Function) -> Function:
-    """Add all options of :data:`PROBLEM` to a command, in that order."""
+    """Add all options of :data:`PROBLEM` to a command, in the same order."""
     for option in reversed(PROBLEM):
         function = option(function)
     return function
@@ -209,7 +209,7 @@ def some_problem_options(*left_out: str) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Request:
-    """The ring that the user requests; ``options``: keywords of :class:`~ringspec.problem.options.Options`."""
+    """The ring that the user requests; ``options`` are keywords of :class:`~ringspec.problem.options.Options`."""
 
     shape: Shape
     workers: int
@@ -223,7 +223,7 @@ class Request:
 
 
 def request_from(given: dict[str, Any]) -> Request:
-    """Return the request for the options of :data:`PROBLEM`; fill in defaults that depend on other options."""
+    """Return the ring that the options of :data:`PROBLEM` request; fill in defaults that depend on other options."""
     workers = check_workers(given["workers"])
     if workers > MAX_WORKERS:
         raise OptionError(
@@ -266,7 +266,7 @@ def request_from(given: dict[str, Any]) -> Request:
 
 
 def in_range(value: int | None, name: str, least: int, most: int = MAX_LENGTH) -> None:
-    """Raise OptionError if ``value`` is outside ``least`` to ``most``; ``name``: the option, for the message."""
+    """Raise OptionError unless ``least`` <= ``value`` <= ``most``; ``name`` is the option named in the message."""
     if value is not None and not least <= value <= most:
         option = "--" + name.replace("_", "-")
         raise OptionError(

@@ -1,6 +1,6 @@
 """Output of the commands: results on stdout, everything else on stderr.
 
-The text is plain ASCII and the same everywhere; on a terminal it has colours unless NO_COLOR is set.
+The text is plain ASCII. On a terminal it is coloured unless NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STYLES = (
 
 
 def console_on(stream: TextIO) -> Console:
-    """Return a console that counts as a terminal if the stream is one; FORCE_COLOR is ignored.
+    """Return a console for a stream; it counts as a terminal only if the stream is a terminal. FORCE_COLOR is ignored.
 
     Under an MPI launcher the console never counts as a terminal, because Open MPI gives each rank a terminal even if the
     output goes to a file.
@@ -50,12 +50,12 @@ def width() -> int:
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines to stdout; break lines that exceed the width between words. :func:`bands` makes tables that fit."""
+    """Print lines to stdout; wrap lines that exceed the width of the terminal."""
     echo(folded(list(lines), width()))
 
 
 def echo(lines: Iterable[str]) -> None:
-    """Print lines to stdout as they are; with styles if stdout is a terminal and NO_COLOR is not set."""
+    """Print lines to stdout without breaking them, with styles if stdout is a terminal and NO_COLOR is not set."""
     console = console_on(sys.stdout)
     for line in lines:
         if not console.is_terminal or console.no_color:
@@ -73,7 +73,7 @@ def show_json(document: dict[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Make a document plain JSON data; a number that is not finite becomes text.
+    """Convert a document to plain JSON data; NaN and infinity become text.
 
     >>> plain({"error": [1.0, float("inf")]})
     {'error': [1.0, 'inf']}
@@ -90,7 +90,7 @@ def plain(value: Any) -> Any:
 def bands(
     labels: list[str], columns: list[list[str]], width: int, *, numbers: bool = False
 ) -> list[str]:
-    """Return a table as lines, with ``labels`` as the first column; columns beyond ``width`` continue below.
+    """Return a table as lines, with ``labels`` as the first column; columns that exceed ``width`` continue below.
 
     Entries are aligned on the left, or on the right if ``numbers`` is True.
 

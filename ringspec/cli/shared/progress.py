@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar with a count, the time used and an estimate of the time left; or a spinner."""
+"""Show progress on stderr: a spinner, or a bar with a count, the time used and an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tick = Callable[[], None]
 
 @contextmanager
 def counting(what: str, wanted: bool = True) -> Iterator[Count]:
-    """Show progress over cases or files: yield a function ``(done, total, name)`` to call after each.
+    """Show progress over cases or files: yield a function ``(done, total, name)`` to call after each case or file.
 
     If stderr is not a terminal, for example in a build log, a line is printed every 30 seconds.
     """
@@ -46,7 +46,7 @@ def counting(what: str, wanted: bool = True) -> Iterator[Count]:
 
 @contextmanager
 def stepping(what: str, total: int, wanted: bool) -> Iterator[Tick]:
-    """Show progress over ``total`` steps: yield a function to call after each. Without a terminal, show nothing."""
+    """Show progress over ``total`` steps: yield a function to call after each step. Without a terminal, do nothing."""
     console = console_on(sys.stderr)
     if not (wanted and console.is_terminal):
         yield lambda: None
@@ -69,7 +69,7 @@ def working(what: str, wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def trying(what: str, wanted: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a description of the latest of many attempts. Without a terminal, show nothing."""
+    """Yield a function that shows a line of text until the next call replaces it. Without a terminal, show nothing."""
     console = console_on(sys.stderr)
     if not (wanted and console.is_terminal):
         yield lambda text: None

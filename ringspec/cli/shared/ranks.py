@@ -102,7 +102,7 @@ Team = Ranks | None
 
 
 def launched() -> int | None:
-    """Return the number of ranks that an MPI launcher started; None if there is no launcher."""
+    """Return the number of ranks that an MPI launcher started; None if the command was started without a launcher."""
     for rank, size in LAUNCHED:
         if rank in os.environ and os.environ.get(size, "").isdigit():
             return int(os.environ[size])
@@ -137,7 +137,7 @@ def team(given: dict[str, Any]) -> Iterator[Team]:
 
 
 def raise_on_first(error: RingspecError | click.UsageError) -> None:
-    """Raise an error that occurs on all ranks; only rank 0 prints it."""
+    """Raise an error that all ranks have; only rank 0 prints it."""
     rank = next((os.environ[name] for name, _ in LAUNCHED if name in os.environ), "0")
     if rank != "0":
         # The launcher may end all ranks as soon as one ends, so give the first one time to print.
@@ -148,7 +148,7 @@ def raise_on_first(error: RingspecError | click.UsageError) -> None:
 
 @contextlib.contextmanager
 def usage_said_once() -> Iterator[None]:
-    """Print a usage error only once, although every rank has the same command line and so the same error."""
+    """Let only rank 0 print a usage error; every rank has the same error, because all have the same command line."""
     try:
         yield
     except click.UsageError as error:
@@ -191,7 +191,7 @@ def of_ranks(given: dict[str, Any]) -> Iterator[Ranks]:
 
 
 def rest(links: MpiLinks) -> None:
-    """Wait until rank 0 has finished, without using the processor, and check that rank 0 is alive."""
+    """Wait until rank 0 has finished; meanwhile use almost no processor time and check that rank 0 is alive."""
     import numpy as np
 
     buffer = np.zeros(1, np.uint8)
@@ -208,7 +208,7 @@ REST_TAG = 16 * 1024 + 12
 
 
 def leave(ranks: Ranks, error: RingspecError) -> None:
-    """End all ranks; ``error`` is printed once."""
+    """End all ranks; only one rank prints ``error``."""
     from ringspec.comm import mpi
     from ringspec.comm.agreement import meet
 

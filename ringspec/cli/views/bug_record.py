@@ -1,8 +1,8 @@
-"""Run a ring with a known bug, and record the arguments and results of the functions of which the ring consists.
+"""Run a ring with a known bug, and record what each worker holds, computes, sends and receives.
 
-A known bug is a ring in which some of these functions (pieces) are replaced
-(:mod:`ringspec.conformance.diagnose.mutants`). This module wraps the pieces to record them. If no piece is replaced, the
-record is that of the correct ring, :func:`ringspec.ring`.
+A ring consists of functions (pieces), each of which does one part of the computation. A known bug replaces some of them
+(:mod:`ringspec.conformance.diagnose.mutants`); without replacements, the ring computes what :func:`ringspec.ring`
+computes. This module wraps the pieces to record their arguments and results.
 """
 
 from __future__ import annotations
@@ -29,19 +29,23 @@ Where = tuple[str, int, int]  # pass, step, worker
 
 @dataclasses.dataclass
 class Record:
-    """The arguments and results of the pieces of one ring.
+    """What the pieces of one ring received and returned.
 
-    By (pass, step, worker):
+    These attributes have the key (pass, step, worker):
 
-    ``met``      the blocks of queries and of keys that the worker holds
-    ``used``     the blocks with which the worker computes; missing if it does not compute
+    ``met``      the block of queries and the block of keys that the worker holds
+    ``used``     the two blocks with which the worker computes; missing if it does not compute
     ``allowed``  [n, n], True for the pairs that the mask of this computation makes visible
     ``running``  the softmax state after the step
     ``sums``     the accumulators after the step, by name
 
-    By (pass, step): ``moved``, pairs [source, target] for each block that arrived, and ``arrived``, the block that each
-    worker has after the transfer. ``owners``: the owner of each accumulator, by the id of its array; the array is stored
-    as well, so that the id stays valid. ``results``: the results of the ring.
+    These attributes have the key (pass, step):
+
+    ``moved``    pairs [source, target] of workers, for each block that arrived
+    ``arrived``  the block that each worker has after the transfer
+
+    ``owners`` maps the id of an accumulator's array to the owner of the accumulator and to the array. A stored array is
+    not freed, so its id stays unique. ``results``: the results of the ring.
     """
 
     met: dict[Where, At] = dataclasses.field(default_factory=dict)
@@ -59,14 +63,14 @@ class Record:
         return self.owners.get(id(sums), (otherwise, sums))[0]
 
     def own(self, side: Side) -> None:
-        """Record the owner of a block as the owner of its accumulators; called at the start of a pass."""
+        """Record, at the start of a pass, that the accumulators of a block have the same owner as the block."""
         for name in SUMS:
             if (value := getattr(side, name, None)) is not None:
                 self.owners[id(value)] = side.owner, value
 
 
 def recorded(call: Call, hooks: Hooks) -> Record:
-    """Run the ring of ``call`` with the pieces in ``hooks``; record their arguments and results."""
+    """Run the ring that ``call`` describes with the pieces in ``hooks``, and record the run."""
     record = Record()
     with np.errstate(all="ignore"):
         record.results = ring_results(call, RECIPES["float64"], watched(hooks, record))
@@ -135,7 +139,7 @@ def owner_of(at: At, name: str) -> int:
 
 
 def movements(where: Hop, sides: Sequence[Side], arrived: Sequence[Side]) -> list[list[int]]:
-    """Return [source, target] for each block that arrived; blocks that stayed with their worker are left out.
+    """Return the workers [source, target] of each transferred block; blocks that stayed with their worker are left out.
 
     Blocks are recognised by the identity of their arrays.
     """

@@ -1,4 +1,4 @@
-"""The text that a run of the conformance suite prints: heading, failures, and the result in one line."""
+"""The text that a run of the conformance suite prints: a heading, the failures, and the result in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    r"""Make text ASCII, without control characters.
+    r"""Replace control characters and characters outside ASCII by escapes.
 
     >>> plain("a\x1b[2Jb\u00e9")
     'a\\x1b[2Jb\\xe9'
@@ -40,7 +40,7 @@ def plain(text: str) -> str:
 
 
 def show_head(header: dict[str, Any], count: int) -> None:
-    """Print the target, the profile, and the versions of ringspec, of the specification and of the vectors."""
+    """Print the target, the profile, and the versions of ringspec, of the specification and of the golden vectors."""
     target, versions, vectors = header["target"], header["versions"], header["vectors"]
     name = target["name"]
     cases = "1 case" if count == 1 else f"{count} cases"
@@ -57,7 +57,7 @@ def show_head(header: dict[str, Any], count: int) -> None:
 
 
 def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
-    """List the packages with which the target computes, each with the file from which it was imported.
+    """Name the packages with which the target computes, and the file from which each was imported.
 
     >>> computed_with({"torch": "2.13.0", "numpy": "2.4.6"}, {"torch": "/x/torch/__init__.py"})
     ['computed with torch 2.13.0 (/x/torch/__init__.py)']
@@ -70,9 +70,10 @@ def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
 
 
 def show_first(readouts: Sequence[Record]) -> None:
-    """Print the diagnosis of the readout cases to stderr as soon as they are done.
+    """Print a first diagnosis to stderr as soon as the readout cases are done.
 
-    Readouts are cases whose results tell which pairs of tokens are computed. The end of the run repeats the diagnosis.
+    The results of a readout case tell which pairs of tokens the target computes. The diagnosis is repeated at the end
+    of the run.
     """
     found = most_likely(readouts)
     if found and found["explanation"]:
@@ -83,7 +84,8 @@ def show_first(readouts: Sequence[Record]) -> None:
 def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     """Print the end of a run: diagnosis, failures, why cases are not claimed, the result, and the paths of reports.
 
-    ``details``: print every executed case. If the diagnosis explains several failures, one of them is printed.
+    ``details``: print every executed case, not only the failures. If the diagnosis explains many failures, only one of
+    them is printed as an example.
     """
     found = most_likely(report.records)
     explanation = found and found["explanation"]
@@ -121,9 +123,9 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
 
 
 def with_one_example(records: Sequence[Record], explained: Sequence[str]) -> list[Record]:
-    """Return the records without those in ``explained``, except one as an example; print the explained ids.
+    """Return the records without those that ``explained`` lists, of which only one is kept; print the listed ids.
 
-    If there are few explained ids, all records are returned and nothing is printed.
+    If ``explained`` lists only a few ids, return all records and print nothing.
     """
     if len(explained) <= FEW_EXPLAINED:
         return list(records)
@@ -134,7 +136,7 @@ def with_one_example(records: Sequence[Record], explained: Sequence[str]) -> lis
 
 
 def show_changed(header: dict[str, Any], footer: dict[str, Any]) -> None:
-    """Print packages whose version or file during the calls differs from that in the header of the report."""
+    """Print which packages the calls used in another version, or from another file, than the report's header states."""
     first = Installed(header["versions"], header["files"])
     last = first.merged(Installed(footer.get("versions", {}), footer.get("files", {})))
     names = [*footer.get("versions", {}), *footer.get("files", {})]
@@ -163,7 +165,7 @@ def show_record(record: Record, report: Report, details: bool) -> None:
 
 
 def worst_lines(record: Record) -> list[str]:
-    """Return a line with the largest error of each tensor that passes, over all workers."""
+    """Return a line with the largest error, over all workers, of each tensor that passes."""
     worst: dict[str, float] = {}
     for one in record.findings:
         if one.kind == "ok":
@@ -183,7 +185,7 @@ def show_diagnosis(found: dict[str, Any], report: Report, shown: Sequence[Record
 
 
 def show_coverage(coverage: dict[str, Any]) -> None:
-    """Print which claims were not tested, and how to test them."""
+    """Print which claims of the target were not tested, and how to test them."""
     lines = [coverage.get("untested_line", ""), *coverage.get("hints", ())]
     output.show(plain(line) for line in lines if line)
 

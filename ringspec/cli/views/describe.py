@@ -1,4 +1,4 @@
-"""The requested problem, as plain data and as the two heading lines of the text."""
+"""Describe the problem that the user requests, as plain data and as the first two lines of the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringspec.problem.model import Problem
 
 
 def problem_data(asked: options.Request, problem: Problem, backward: bool) -> dict[str, Any]:
-    """Return the shapes and options that the specification received, as plain data."""
+    """Return the shapes and options of the problem as plain data."""
     terms, (batch, heads, n_q, width) = problem.terms, problem.q.shape
     return {
         "workers": asked.workers,

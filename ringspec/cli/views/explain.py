@@ -14,9 +14,9 @@ NOTHING = 3
 
 
 def run(target: str | None, timeout: float, as_json: bool) -> None:
-    """Load a target, find out from its results what it computes, and print that.
+    """Load a target (an implementation under test), infer from its results what it computes, and print this.
 
-    Ends the program with 1 if it computes something wrong, with 3 if its results cannot be read.
+    Ends the program with exit code 1 if the target computes something wrong, and with 3 if nothing can be inferred.
     """
     spec = target_or_default(target)
     found = opened(spec, timeout or None, here=not timeout)

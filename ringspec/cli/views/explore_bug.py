@@ -1,7 +1,8 @@
-"""The records of a page that shows a known bug next to the correct ring, step by step.
+"""The data of a page that shows a ring with a known bug next to the correct ring, step by step.
 
-:mod:`~ringspec.cli.views.bug_record` records the ring with the bug. This module converts the record to the data that
-:mod:`~ringspec.cli.views.explore_records` returns for a correct ring.
+:mod:`~ringspec.cli.views.bug_record` records the ring with the bug. This module converts the record to the form in
+which :mod:`~ringspec.cli.views.explore_records` returns a correct ring. A *stop* is a position of the page's slider:
+the end of a step, or the end of the pass. A *trace* is the list of a token's numbers at successive stops.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ Ring = tuple[str, str, str]  # layout, mask, circulation
 
 
 def bug_records(name: str, workers: int, tokens: int, seed: int) -> Data:
-    """Return everything that the page of one known bug shows, as plain data.
+    """Return everything that the page of the known bug ``name`` shows, as plain data.
 
-    The keys are those of :func:`~ringspec.cli.views.explore_records.records`, for one ring, and two more:
+    The keys are those of :func:`~ringspec.cli.views.explore_records.records`, which describe the correct ring, and:
 
     ``bug``    the description of the bug, and ``places``: where each pass first differs from the correct ring
-    ``wrong``  for each pass, the record of the ring with the bug: pairs, imbalance and traces as in ``runs``, stops,
-               meets and sends as in ``travels``, and ``seen``. ``seen`` has, for each step and worker, the pairs that
-               its mask makes visible, as rows of 0 and 1 over the slots
+    ``wrong``  each pass of the ring with the bug. It has the keys of a pass in ``runs`` (such as 'pairs' and 'traces')
+               and in ``travels`` ('stops', 'meets', 'sends'), and 'seen': for each step and worker, the pairs that are
+               visible under the mask, as rows of 0 and 1
     """
     if name not in MUTANTS:
         raise OptionError("the name of a known bug", repr(name), nearest(name, MUTANTS))
@@ -96,7 +97,10 @@ def bug_records(name: str, workers: int, tokens: int, seed: int) -> Data:
 
 
 def where_it_shows(bug: Mutant, workers: int, tokens: int, seed: int) -> Ring:
-    """Return the first ring in which the bug changes a number on the page; rings that match the bug's title come first."""
+    """Return (layout, mask, circulation) of a ring in which the bug changes a number.
+
+    Rings that fit the title of the bug are preferred.
+    """
     first: Ring | None = None
     for circulation, mask, layout in product(CIRCULATIONS, MASKS, LAYOUTS):
         try:
@@ -126,7 +130,7 @@ def right_results(*ring: Any) -> dict[str, list[list[Row]]]:
 
 
 def shown_results(call: Call, hooks: Hooks) -> dict[str, list[list[Row]]]:
-    """Return the results of a ring as the page shows them."""
+    """Return the results of a ring, rounded as on the page."""
     with np.errstate(all="ignore"):
         results = ring_results(call, RECIPES["float64"], hooks)
     return {name: [rows(x[0, 0]) for x in results[name]] for name in ("o", "lse", "dq", "dk")}
@@ -135,7 +139,7 @@ def shown_results(call: Call, hooks: Hooks) -> dict[str, list[list[Row]]]:
 def call_of_ring(
     workers: int, layout: str, mask: str, circulation: str, tokens: int, seed: int
 ) -> Call:
-    """Return the problem of :func:`~ringspec.cli.views.explore_records.one_run` as a call."""
+    """Return a call of a target with the problem that :func:`~ringspec.cli.views.explore_records.one_run` runs."""
     index = make_layout(layout, tokens, workers).table
     shape = (1, 1, tokens, HEAD_DIM)
     tensors = {
@@ -161,7 +165,7 @@ def work(record: Record, phase: str, workers: int) -> Cost:
 
 
 def wrong_travel(record: Record, phase: str, right: Data) -> Data:
-    """Return what each worker holds at every stop, which blocks and pairs it computes, and what is sent."""
+    """Return what each worker holds at every stop, which blocks and pairs it computes, and what the workers send."""
     steps = workers = range(len(right["meets"]))
     stops = [[used_blocks(record, (phase, t, r)) for r in workers] for t in steps]
     stops.append([blocks_at_the_end(record, phase, r, right["moves"]) for r in workers])
@@ -178,7 +182,7 @@ def wrong_travel(record: Record, phase: str, right: Data) -> Data:
 
 
 def owners_met(record: Record, where: Where) -> list[int]:
-    """Return the owners of the queries and of the keys with which a worker computes; [] if it does not compute."""
+    """Return [owner of the queries, owner of the keys] with which a worker computes; [] if it does not compute."""
     if where not in record.used:
         return []
     at, (query, key) = record.met[where], record.used[where]
@@ -186,15 +190,15 @@ def owners_met(record: Record, where: Where) -> list[int]:
 
 
 def seen(record: Record, where: Where) -> list[str]:
-    """Return the visible pairs of a computation, as rows of 0 and 1 over the slots of both blocks."""
+    """Return the pairs that a worker's mask makes visible in a step: for each query slot a row of 0 and 1."""
     allowed = record.allowed.get(where, np.zeros((0, 0)))
     return ["".join("1" if entry else "0" for entry in row) for row in allowed]
 
 
 def origin(name: str, side: Side, starts: Sequence[Side]) -> int:
-    """Return the worker that had the tensor ``name`` of a block at the start of the pass.
+    """Return the worker that had the tensor ``name`` of this block at the start of the pass.
 
-    The worker is found by comparing values, because a bug may assign a wrong owner to a block.
+    The values are compared, because a bug may give a block the wrong owner.
     """
     value = getattr(side, name)
     order = [side.owner, *range(len(starts))]
@@ -234,7 +238,7 @@ def blocks_at_the_end(record: Record, phase: str, worker: int, moves: str) -> li
 
 
 def inputs(side: Side, starts: Sequence[Side]) -> list[list[Any]]:
-    """Return [name, worker] for every input of a block: the worker had the input at the start of the pass."""
+    """Return [name, worker] for every input of a block, where the worker is that of :func:`origin`."""
     names = [name for name in shown_names(names_of(side)) if name not in SUMS]
     return [[name, origin(name, side, starts)] for name in names]
 
@@ -258,7 +262,7 @@ def by_owner(named: list[list[Any]]) -> list[list[Any]]:
 
 
 def wrong_traces(record: Record, phase: str, table: list[list[int]]) -> Traces:
-    """Return the traces of one pass, in the same form as for a correct ring."""
+    """Return the traces of one pass of the ring with the bug."""
     with np.errstate(all="ignore"):
         if phase == "forward":
             return {"softmax": softmax_traces(record, table)}
@@ -266,7 +270,7 @@ def wrong_traces(record: Record, phase: str, table: list[list[int]]) -> Traces:
 
 
 def softmax_traces(record: Record, table: list[list[int]]) -> list[list[Row | None]]:
-    """Return a trace of each query: [m, l, lse, o ...] after each step, then [lse, o ...]."""
+    """Return a trace of each query: [m, l, lse, o ...] after each step, and finally [lse, o ...]."""
     traces: list[list[Row | None]] = [[] for slots in table for _ in slots]
     for worker, tokens in enumerate(table):
         state = start(1, 1, len(tokens), HEAD_DIM)
@@ -280,7 +284,7 @@ def softmax_traces(record: Record, table: list[list[int]]) -> list[list[Row | No
 
 
 def gradient_traces(record: Record, name: str, table: list[list[int]]) -> list[list[Row | None]]:
-    """Return a trace of dq or dk for each token: the value after each step (None if no worker holds it), then the result."""
+    """Return a trace of dq or dk for each token: the value after each step (None if lost), and finally the result."""
     traces: list[list[Row | None]] = [[] for slots in table for _ in slots]
     for step in range(len(table)):
         found: dict[int, Array] = {}
@@ -303,7 +307,7 @@ def put(traces: list[list[Row | None]], tokens: list[int], numbers: Sequence[Row
 
 
 def first_difference(phase: str, right: Traces, wrong: Traces) -> Data | None:
-    """Return the first stop at which a token's numbers differ, and one such token; None if none do."""
+    """Return the first stop at which a token's numbers differ, and one such token; None without a difference."""
     stops = len(next(iter(right.values()))[0])
     for stop in range(stops):
         differing = [

@@ -1,10 +1,10 @@
-"""The data of the page that steps through a ring. Every ring on the page is run.
+"""The data of a page that steps through rings: every number on the page is from a recorded run.
 
 :func:`ringspec.ring` runs one small problem (B = H = 1, float64) for every number of workers W, layout, mask and
-circulation, and records its states. What a worker holds, the state of a row and what is sent are taken from this
-recording; ``ringspec.rings.cost`` counts pairs and bytes. A *stop* is a position of the page's slider. With T steps,
-stop t < T shows step t after its computation, and stop T shows the end, after the last transfer. A *trace* is the list
-of a token's numbers at successive stops.
+circulation, and records its states. The recording shows what each worker holds, the softmax state of each row, and what
+is sent; ``ringspec.rings.cost`` counts pairs and bytes. A *stop* is a position of the page's slider. With T steps, stop
+t < T shows step t after its computation, and stop T shows the end of the pass, after the last transfer. A *trace* is
+the list of a token's numbers at successive stops.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ UNSHOWN = ("rows", "columns", "dbias")
 
 
 def masks(tokens: int) -> dict[str, tuple[str, Data]]:
-    """Return the masks of the page by name: a description, and keywords of :func:`ringspec.ring`.
+    """Return the masks of the page by name, each as a description and keywords of :func:`ringspec.ring`.
 
     >>> masks(24)["window"]
     ('causal, the last 7 tokens', {'causal': True, 'window': (6, 0)})
@@ -72,7 +72,7 @@ def masks(tokens: int) -> dict[str, tuple[str, Data]]:
 
 
 class Pool:
-    """A list of distinct values; a record refers to a value by its index in the list."""
+    """A list of distinct values; elsewhere in the data of the page, the index in this list stands for the value."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -94,14 +94,17 @@ def records(
 ) -> Data:
     """Return everything that the page shows, as plain data; ``tick`` is called after each ring.
 
-    ``tables``, ``missing``  by 'W/layout': the tokens of each worker, or why the layout is not possible
-    ``visible``  by mask: the visible pairs, as rows of 0 and 1
-    ``runs``     by 'W/layout/mask/circulation': each pass of the ring. A pass has one trace for each token: ``softmax``
-                 (m, l, lse, o ...) in the forward pass, ``dq`` and ``dk`` in the backward pass. A trace is an index
-                 into ``traces``; lists of indices are stored as :func:`differences`
-    ``traces``   distinct traces; each is a list of indices into ``numbers``, one for each stop
-    ``numbers``  distinct rows of numbers, as integers in units of 0.0001; -inf is None
-    ``travels``  by 'W/circulation/pass': what each worker holds at every stop
+    ``tables``   for each 'W/layout': the tokens of each worker
+    ``missing``  for each 'W/layout' that is not possible: the reason
+    ``visible``  for each mask: the visible pairs, as rows of 0 and 1
+    ``runs``     for each 'W/layout/mask/circulation': both passes of the ring. The forward pass has a trace 'softmax'
+                 (m, l, lse, o ...) for each token, and the backward pass has the traces 'dq' and 'dk'. A trace is given
+                 as an index into ``traces``
+    ``traces``   the distinct traces; each is a list of indices into ``numbers``, one for each stop
+    ``numbers``  the distinct rows of numbers, as integers in units of 0.0001; -inf is None
+    ``travels``  for each 'W/circulation/pass': what each worker holds at every stop
+
+    Lists of indices are stored as :func:`differences`.
 
     >>> document = records(workers=(2,), tokens=8)
     >>> document["tables"]["2/zigzag"], document["missing"]
@@ -142,7 +145,7 @@ def empty_document(
     tokens: int,
     seed: int,
 ) -> Data:
-    """Return the document of a page that offers these choices, before any ring is added."""
+    """Return the data of a page that offers these choices, as yet without any ring."""
     return {
         "command": "explore",
         "version": ringspec.__version__,
@@ -173,7 +176,7 @@ def empty_document(
 def add_run(
     document: Data, run: Run, layout: str, mask: str, circulation: str, pools: dict[str, Pool]
 ) -> None:
-    """Add one ring to the document."""
+    """Add the data of one ring to those of the page."""
     count = len(run.workers)
     document["tables"][f"{count}/{layout}"] = run.layout_q.table.tolist()
     document["visible"][mask] = visible_rows(run)
@@ -202,12 +205,12 @@ def check_numbers(workers: Sequence[int], tokens: int) -> None:
 
 
 def how_many(workers: Sequence[int]) -> int:
-    """Return an upper bound of the number of rings that :func:`records` runs."""
+    """Return the largest number of rings that :func:`records` may run."""
     return len(set(workers)) * len(LAYOUTS) * len(masks(1)) * len(CIRCULATIONS)
 
 
 def one_run(workers: int, layout: str, mask: str, circulation: str, tokens: int, seed: int) -> Run:
-    """Run one ring, forward and backward, and record every moment."""
+    """Run both passes of one ring, and record the state of every worker in every step."""
     shape = (1, 1, tokens, HEAD_DIM)
     q, k, v, dy = (drawn(seed, name, shape) for name in ("q", "k", "v", "dy"))
     options = masks(tokens)[mask][1]
@@ -225,14 +228,14 @@ def one_run(workers: int, layout: str, mask: str, circulation: str, tokens: int,
 
 
 def visible_rows(run: Run) -> list[str]:
-    """Return the visible pairs: for each query a row of 0 and 1, one for each key."""
+    """Return which pairs are visible: a row for each query, with 0 or 1 for each key."""
     problem = run.problem
     allowed = visible(problem.rows, problem.columns, problem.terms)[0, 0]
     return ["".join("1" if entry else "0" for entry in row) for row in allowed]
 
 
 def run_record(run: Run, pools: dict[str, Pool]) -> Data:
-    """Return both passes of one ring."""
+    """Return the entry of one ring in ``runs``."""
     traces = traces_of(run)
     return {
         phase: pass_record(run.cost(phase), traces[phase], pools)
@@ -242,12 +245,12 @@ def run_record(run: Run, pools: dict[str, Pool]) -> Data:
 
 
 def traces_of(run: Run) -> dict[str, Traces]:
-    """Return the traces of both passes."""
+    """Return the traces of both passes of a run."""
     return {"forward": {"softmax": forward_traces(run)}, "backward": backward_traces(run)}
 
 
 def pass_record(counted: Cost, traces: Traces, pools: dict[str, Pool]) -> Data:
-    """Return the work of one pass and its traces, which are stored in ``pools``."""
+    """Return the counted pairs and the imbalance of one pass, and its traces, whose values are stored in ``pools``."""
     return {
         "pairs": counted.pairs.tolist(),
         "imbalance": round(counted.imbalance, DECIMALS),
@@ -266,7 +269,9 @@ def placed_trace(trace: Sequence[Row | None], pools: dict[str, Pool]) -> int:
 
 
 def differences(places: Sequence[int]) -> list[int]:
-    """Return the first index, then the difference of each index from the previous one, which is shorter as text.
+    """Return the first index, followed by the difference between each index and the previous one.
+
+    As text, the differences are shorter than the indices.
 
     >>> differences([1000, 1001, 1001, 999])
     [1000, 1, 0, -2]
@@ -275,7 +280,7 @@ def differences(places: Sequence[int]) -> list[int]:
 
 
 def travel(run: Run, phase: str) -> Data:
-    """Return what each worker holds at every stop, which block it computes with, and what is sent after each step."""
+    """Return what each worker holds at every stop, which blocks it computes with, and what is sent after each step."""
     schedule = run.schedule if phase == "forward" else run.backward_schedule
     assert schedule is not None
     workers, steps = range(schedule.workers), range(len(schedule.steps))
@@ -338,7 +343,7 @@ def held_at_the_end(run: Run, phase: str, schedule: Schedule, worker: int) -> li
 
 
 def forward_traces(run: Run) -> list[list[Row | None]]:
-    """Return a trace of each query: [m, l, lse, o ...] after each step (o not divided by l), then [lse, o ...]."""
+    """Return a trace of each query: [m, l, lse, o ...] after each step (o is not divided by l), then [lse, o ...]."""
     traces: list[list[Row | None]] = [[] for _ in range(run.layout_q.length)]
     for t in range(len(run.schedule.steps)):
         for worker, tokens in enumerate(run.layout_q.table):
@@ -354,10 +359,10 @@ def forward_traces(run: Run) -> list[list[Row | None]]:
 
 
 def backward_traces(run: Run) -> Traces:
-    """Return traces of dq and of dk for each token: the values after each step, then the result.
+    """Return traces of dq and of dk for each token: the values after each step, and finally the result.
 
-    An accumulator is followed to whichever worker holds it. If the keys are gathered, dk is None until the result,
-    because W partial sums exist at the same time.
+    An accumulator is read from whichever worker holds it. If every worker gathers all keys, dk is None in every step,
+    because each worker has its own partial sum.
     """
     assert run.backward_schedule is not None and run.dq is not None and run.dk is not None
     of_step = [by_owner(run.moments, t) for t in range(len(run.backward_schedule.steps))]
@@ -393,7 +398,7 @@ def by_owner(moments: Sequence[Moment], step: int) -> dict[str, dict[int, Array]
 
 
 def rows(*columns: Array) -> list[Row]:
-    """Join columns [n] or [n, d] to a table, as integers in units of the last of :data:`DECIMALS` decimals.
+    """Join columns [n] or [n, d] to a table, rounded to :data:`DECIMALS` decimals and given as integers.
 
     -inf (m and lse of a row that has not yet met a visible key) becomes None. inf and NaN, which only a bug causes,
     become the texts 'inf' and 'nan'.

@@ -1,4 +1,4 @@
-"""A description of one pass of a ring, as plain data for --json and as lines of text."""
+"""Describe one pass of a ring, as plain data for --json and as lines of text."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def pass_data(
     recipe: Recipe,
     q_offset: int,
 ) -> Data:
-    """Return steps, workers, counts and transfers of one pass; the keys are those of ``schema.json``.
+    """Return what each worker computes and sends in each step of one pass, with the keys of ``schema.json``.
 
-    The positions of the problem must follow from ``q_offset`` alone; the command line sets no others.
+    Query i must have position i + ``q_offset``, and key j must have position j.
     """
     counted = cost(problem, schedule, layout_q, layout_k, recipe)
     steps = []
@@ -86,10 +86,11 @@ def pass_data(
 def offset_of(
     layout_q: Layout, layout_k: Layout, a: int, b: int, q_offset: int
 ) -> int | list[list[int]] | None:
-    """Return the causal offset of a block of queries and a block of keys (RING-8, RING-9).
+    """Return the offset of the causal diagonal for the queries of worker ``a`` and the keys of worker ``b``.
 
-    For zigzag, return a 2 x 2 list with one offset for each pair of chunks (RING-10). For layouts without offsets,
-    return None.
+    The rules of the specification are RING-8 and RING-9. In the zigzag layout each worker has two chunks of tokens, so
+    the result is a 2 x 2 list, with an offset for each pair of chunks (rule RING-10). In other layouts than contiguous,
+    striped and zigzag, the result is None.
     """
     sizes = {
         "workers": layout_q.workers,
@@ -113,7 +114,7 @@ def layout_data(layout_q: Layout, layout_k: Layout) -> Data:
 
 
 def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
-    """Return one pass as text. The table of blocks is left out if it equals that of the pass ``before``."""
+    """Return one pass as text. The table of blocks is omitted if the pass ``before`` has the same table."""
     copies = data["copies"]
     lines = [f"{data['name']}: query x key block ({pairs_text(copies)})"]
     steps, workers = data["steps"], len(data["steps"][0]["workers"])
@@ -141,12 +142,12 @@ def pass_lines(data: Data, width: int, before: Data | None = None) -> list[str]:
 
 
 def same_meetings(data: Data, before: Data | None) -> bool:
-    """Tell whether every worker computes the same blocks in the same steps as in the pass ``before``."""
+    """Return whether every worker computes the same blocks in the same steps as in the pass ``before``."""
     return before is not None and meetings(before) == meetings(data)
 
 
 def meetings(data: Data) -> list[list[tuple[int | None, int | None]]]:
-    """Return (query owner, key owner) of every worker in every step."""
+    """Return, for every step and worker, (owner of the queries, owner of the keys) of the blocks that it computes."""
     return [[(w["query_owner"], w["key_owner"]) for w in step["workers"]] for step in data["steps"]]
 
 
@@ -180,7 +181,7 @@ def summary(data: Data) -> str:
 
 
 def offset_lines(data: Data, layout: str, width: int) -> list[str]:
-    """Return the table of causal offsets, one for each worker and step."""
+    """Return the table of causal offsets as lines, with an offset for each worker and step."""
     steps = data["steps"]
     workers = len(steps[0]["workers"])
     if layout not in ("contiguous", "striped", "zigzag"):
@@ -203,7 +204,7 @@ def offset_lines(data: Data, layout: str, width: int) -> list[str]:
 
 
 def offset_text(offset: Any) -> str:
-    """Format an offset, a table of offsets or None.
+    """Format an offset, a 2 x 2 list of offsets, or None.
 
     >>> offset_text(-8), offset_text([[0, -48], [48, 0]]), offset_text(None)
     ('-8', '0 -48 / 48 0', '-')
@@ -216,7 +217,7 @@ def offset_text(offset: Any) -> str:
 
 
 def tokens_text(tokens: Sequence[int], most: int = 4) -> str:
-    """Write token indices as arithmetic sequences, and give the number of padding slots.
+    """Format token indices as arithmetic sequences, followed by the number of padding slots (-1).
 
     >>> tokens_text([0, 4, 8, 12]), tokens_text([0, 1, 14, 15]), tokens_text([5, -1])
     ('0, 4 .. 12', '0..1, 14..15', '5, and 1 padding slot')
@@ -254,7 +255,7 @@ def run_text(run: list[int]) -> str:
 
 
 def holding_lines(layout: Data) -> list[str]:
-    """Return lines with the tokens of each worker; queries and keys are listed separately if they differ."""
+    """Return lines that list the tokens of each worker, separately for queries and keys if these differ."""
     if len(layout["queries"]) > MAX_TABLE:
         return [f"tokens: no table for W > {MAX_TABLE}; --json has every worker"]
     lines = ["worker  tokens"]

@@ -1,4 +1,4 @@
-"""Compare the results of each worker of a ring with dense attention, computed in float64 from the definition."""
+"""Compare the results of each worker of a ring with dense attention in float64."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ Data = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reference:
-    """Results of dense attention for the query rows ``rows`` [n] (global indices), and their row scales, by name.
+    """Results of dense attention for the query rows ``rows`` [n] (global indices).
 
-    The results are o [B, H, n, Dv] and lse [B, H, n]; with dy or dlse also dq [B, H, n, D]; and dk, dv and dsinks if
-    ``rows`` contains all rows.
+    ``values``: by name, o [B, H, n, Dv] and lse [B, H, n]; with dy or dlse also dq [B, H, n, D]; and dk, dv and dsinks
+    if ``rows`` contains all rows. ``scale``: for the same names, the row scales, which are the magnitudes that errors
+    are divided by.
     """
 
     rows: Integers
@@ -57,14 +58,14 @@ def check_method(method: str) -> None:
 
 
 def choose(method: str, problem: Problem) -> str:
-    """Return 'dense', 'rows' or 'none', where ``method`` is the value of --compare; 'auto' depends on the size."""
+    """Return ``method``, the value of --compare; replace 'auto' by 'dense', or by 'rows' if the problem is large."""
     if method != "auto":
         return method
     return "dense" if pairs_in(problem) <= DENSE_LIMIT else "rows"
 
 
 def rows_to_compare(run: Run, method: str) -> Integers:
-    """Return the query rows to compare: all, or up to 8 of each worker (the first, the last and evenly spaced ones)."""
+    """Return the query rows to compare: all, or up to 8 evenly spaced rows of each worker, including both ends."""
     if method == "dense":
         return run.problem.rows.index
     picked = []
@@ -76,7 +77,7 @@ def rows_to_compare(run: Run, method: str) -> Integers:
 
 
 def evaluate(problem: Problem, upstream: Upstream, rows: Integers, tick: Tick) -> Reference:
-    """Compute dense attention in float64 for the query rows ``rows``; the problem's inputs are already rounded."""
+    """Compute dense attention in float64 for the query rows ``rows``, from inputs that are already rounded."""
     values, scale = in_float64(rows_of(problem, rows), upstream.take(rows), tick=tick)
     if rows.size != problem.q.shape[2]:
         values = {name: x for name, x in values.items() if name in OF_QUERIES}
@@ -123,7 +124,7 @@ def compare(
 
 
 def worker_errors(worker: WorkerResult, reference: Reference, length: int) -> Data:
-    """Return the errors of one worker's results, for each tensor in the reference."""
+    """Return the errors of one worker's results, by the name of the tensor."""
     place = np.full(length + 1, -1, dtype=np.int64)  # padding slots are -1, the last entry
     place[reference.rows] = np.arange(reference.rows.size)
     errors: Data = {}
@@ -139,7 +140,7 @@ def worker_errors(worker: WorkerResult, reference: Reference, length: int) -> Da
 
 
 def pair_of(errors: Array, scale: Array) -> dict[str, float]:
-    """Return the largest absolute and the largest relative error; NaN if an error is NaN."""
+    """Return the largest absolute and the largest relative error (NaN if any error is NaN)."""
     relative = relative_errors(errors, scale)
     return {"abs": float(errors.max(initial=0.0)), "rel": float(relative.max(initial=0.0))}
 

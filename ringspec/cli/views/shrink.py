@@ -1,4 +1,4 @@
-"""The text of a shrunk case, that is, of the simplest call found that fails in the same way as the case."""
+"""The text about a shrunk case: the simplest call found that fails in the same way as the original case."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEATURES = {
 
 
 def lines(shrunk: Shrunk) -> list[str]:
-    """Describe a shrunk case in about 20 lines of at most 80 columns."""
+    """Describe the simplest call in about 20 lines of at most 80 columns."""
     found = [f"shrunk from {describe(shrunk.first.problem)}", f"to {describe(shrunk.last.problem)}"]
     count = "1 trial" if shrunk.trials == 1 else f"{shrunk.trials} trials"
     ended = "" if shrunk.finished else "; the time ran out, --shrink-time gives more"
@@ -90,7 +90,7 @@ def plural(count: int, one: str, several: str = "") -> str:
 
 
 def inputs(call: Call) -> list[str]:
-    """Return the options and the tensors of a call as lines."""
+    """Describe the options and the tensors of a call as lines."""
     passes = " and ".join(call.passes)
     ring = f", {call.circulation}, direction {call.direction}" if call.operation == "ring" else ""
     found = [f"{call.operation}, {passes}, {call.layout}{ring}"]
@@ -106,7 +106,7 @@ def inputs(call: Call) -> list[str]:
 
 
 def wrapped(name: str, entries: list[str]) -> Iterator[str]:
-    """Format one tensor; ``entries`` are the texts of its workers, as many on a line as fit."""
+    """Format one tensor as lines; ``entries`` are the texts of its parts on each worker."""
     line = f"{name:3}"
     for entry in entries:
         if len(line) + len(entry) + 4 > WIDTH and line.strip() not in ("", name):

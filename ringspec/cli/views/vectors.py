@@ -19,7 +19,7 @@ MOST_VALUES = 6
 
 
 def terms_text(case: Case) -> str:
-    """Return a short description of a case's ring and of its mask and other options.
+    """Describe the ring, the mask and the other options of a case in a few words.
 
     >>> from ringspec.vectors.catalogue import catalogue
     >>> [first] = [case for case in catalogue("core") if case.id == "ring/window-causal-w4"]
@@ -49,7 +49,7 @@ def ring_text(ring: Ring) -> str:
 
 
 def shape_text(case: Case) -> str:
-    """Return the sizes of a case: B, heads H/Hkv, lengths Sq x Sk, widths D/Dv; equal numbers appear once.
+    """Format the sizes of a case: B, heads H/Hkv, lengths Sq x Sk, widths D/Dv. Two equal numbers are written once.
 
     >>> from ringspec.vectors.catalogue import catalogue
     >>> [first] = [case for case in catalogue("core") if case.id == "ring/contiguous-end-aligned-w2"]
@@ -66,7 +66,7 @@ def shape_text(case: Case) -> str:
 
 
 def case_data(case: Case, stored: Tensors, content: str, values: bool) -> dict[str, Any]:
-    """Return a case as plain data: the content of case.json, its digest, and a list of the tensors.
+    """Return a case as plain data: the content of case.json, the digest of the case, and a list of its tensors.
 
     ``values``: whether to include the numbers of stored tensors.
     """
@@ -106,7 +106,7 @@ def case_lines(case: Case, flags: list[Flag]) -> list[str]:
 
 
 def listed_words(value: Any) -> str:
-    """Join a tuple with commas, and write True and False as JSON does.
+    """Format a value: a tuple with commas, and True and False as in JSON.
 
     >>> listed_words(("a", "b")), listed_words(()), listed_words(True)
     ('a,b', '-', 'true')
@@ -117,9 +117,9 @@ def listed_words(value: Any) -> str:
 
 
 def tensor_rows(case: Case, stored: Tensors) -> list[dict[str, Any]]:
-    """List the tensors of a case by name, including tensors of which only the digest is stored.
+    """List the tensors of a case by name, including those whose values are not stored.
 
-    ``sha256`` is the digest of the whole tensor, also if only some of its rows are stored.
+    ``sha256`` is the digest of the whole tensor, even if only some of its rows are stored.
     """
     table = whole_tensors(case)
     rows = []
@@ -143,7 +143,7 @@ def tensor_rows(case: Case, stored: Tensors) -> list[dict[str, Any]]:
 
 
 def values_text(x: NDArray) -> str:
-    """Show the first values in C order and the last one.
+    """Format the first values in C order and the last value.
 
     >>> values_text(np.arange(20.0)), values_text(np.array([True, False]))
     ('0.0 1.0 2.0 3.0 4.0 5.0 ... 19.0', 'True False')

@@ -1,4 +1,4 @@
-"""Tables of golden cases, of their tensors and of flags, as text."""
+"""Tables of golden cases, of their tensors, and of flags (classes of bugs that the cases find), as text."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def show_table(cases: list[Case]) -> None:
 
 
 def table_lines(cases: list[Case]) -> list[str]:
-    """Return a line for each case and, indented below it, its ring, its mask and the bugs that it finds.
+    """Return a line for each case, followed by indented lines with its ring, its mask and the flags of bugs.
 
-    A line is longer than 80 characters only if an id or the name of a flag is.
+    Lines have at most 80 characters, unless an id or the name of a flag is longer.
     """
     rows = [("id", "passes", "shape", "format"), *map(row_of, cases)]
     widths = [max(len(row[n]) for row in rows) for n in range(3)]
@@ -53,7 +53,7 @@ def row_of(case: Case) -> tuple[str, str, str, str]:
 
 
 def show_tensors(case: Case, stored: Tensors, values: bool) -> None:
-    """Print name, dtype and shape of each tensor and whether it is stored; its SHA-256 is in the next line."""
+    """Print the name, dtype, shape and storage of each tensor, and its SHA-256 in the next line."""
     rows = tensor_rows(case, stored)
     names = ("name", "dtype", "shape_text", "stored")
     columns = [[name.removesuffix("_text"), *(row[name] for row in rows)] for name in names]

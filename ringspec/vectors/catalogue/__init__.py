@@ -1,4 +1,4 @@
-"""All golden cases as tables: the core set and the kernel set.
+"""All golden cases, in two sets: core and kernel.
 
 >>> [case.id for case in catalogue("core")][:2]
 ['attention/plain', 'attention/causal']
@@ -31,7 +31,7 @@ SETS = {"core": CORE, "kernel": (kernels, kernel_tiles)}
 
 @functools.cache
 def catalogue(name: str) -> tuple[Case, ...]:
-    """Return all cases of the set ``name``, 'core' or 'kernel'; ``requires`` is filled in, and ``digests`` is empty.
+    """Return all cases of the set ``name``, 'core' or 'kernel', with ``requires`` filled in and without ``digests``.
 
     Raises :class:`~ringspec.errors.OptionError` for another name.
     """

@@ -1,4 +1,4 @@
-"""Cases whose inputs reveal bugs that random numbers hide: unusual softmax weights, and rows without visible keys."""
+"""Cases whose inputs reveal bugs that random inputs hide: unusual softmax weights, and rows without visible keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Functions that make cases with defaults, so that the files of the catalogue list only what differs from the defaults.
+"""Functions that make cases with defaults, so that the catalogue lists only what differs from the defaults.
 
-By default, a case has two query heads, sixteen tokens and D = 4. ``rules`` and ``flags`` are names separated by
-blanks; ``dtype`` is one of :data:`DTYPES`. A tensor is given as a recipe or as nested lists of values.
+By default, a case has two query heads, sixteen tokens and D = 4. ``rules`` and ``flags`` are names separated by blanks;
+``dtype`` is one of :data:`DTYPES`. A tensor is given as nested lists of values, or as a recipe, which says how its
+elements are computed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TERMS = (
 
 @dataclass(frozen=True)
 class Dtype:
-    """The formats of a case, and the ``bits`` and ``exponent`` of the random numbers in its q, k, v and dy.
+    """The number formats of a case, and the ``bits`` and ``exponent`` of the random numbers in its q, k, v and dy.
 
     The magnitudes of these numbers are at most about 2.
     """
@@ -49,19 +50,19 @@ LARGE_HEAD_DIM = 32
 
 
 def put(value: Any, *at: Any) -> Patch:
-    """Return the patch that sets part of a tensor; ``at`` has an index, (start, stop) or None (all) for each axis."""
+    """Return a patch that sets part of a tensor; ``at`` has for each axis an index, (start, stop), or None for all."""
     return Patch(at, set=value)
 
 
 def times(factor: float, *at: Any) -> Patch:
-    """Return the patch that multiplies part of a tensor by a power of two; ``at`` is as in :func:`put`."""
+    """Return a patch that multiplies part of a tensor by a power of two; ``at`` is as in :func:`put`."""
     return Patch(at, multiply=factor)
 
 
 def numbers(
     bits: int, exponent: int, shape: tuple[int, ...] | None = None, **more: Any
 ) -> TensorRecipe:
-    """Return the recipe of random integers with ``bits`` bits, times 2**exponent."""
+    """Return a recipe of random integers with ``bits`` bits, multiplied by 2**exponent."""
     return TensorRecipe("uniform", shape=shape, bits=bits, exponent=exponent, **more)
 
 
@@ -70,17 +71,17 @@ def constant(value: Any, shape: tuple[int, ...] | None = None, *patches: Patch) 
 
 
 def coins(threshold: int, *shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
-    """Return the recipe of random booleans that are False with probability ``threshold`` / 256."""
+    """Return a recipe of random booleans that are False with probability ``threshold`` / 256."""
     return TensorRecipe("bernoulli", shape=shape, threshold=threshold, patches=patches)
 
 
 def bias_of(*shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
-    """Return the recipe of a random bias around 0, with a different mean for each head and each quarter of the keys."""
+    """Return a recipe of a random bias whose mean is different for each head and each quarter of the keys."""
     return numbers(8, -7, shape, head=24, shard=20, shards=4, patches=patches)
 
 
 def spread(first: float, step: float, modulus: int, *shape: int) -> TensorRecipe:
-    """Return the recipe of the values first + step * (7 i mod modulus), where i is an element's index in C order."""
+    """Return a recipe of the values first + step * (7 i mod modulus), where i is the element's index in C order."""
     flat: list[Any] = []
     count = 1
     for length in shape:
@@ -96,7 +97,7 @@ def recipe_of(x: Any) -> TensorRecipe:
 
 
 def standard(name: str, dtype: Dtype, shape: Shape, shards: int) -> TensorRecipe:
-    """Return the standard recipe of q, k, v or dy: random numbers with an offset per head and per shard of tokens."""
+    """Return the default recipe of q, k, v or dy: random, with a mean that differs by head and part of the tokens."""
     head, shard = (LARGE if shape.D >= LARGE_HEAD_DIM else SMALL)[name]
     unit = 2 ** (dtype.bits - 6)
     more = {"shard": shard * unit, "shards": shards} if shard else {}
@@ -126,7 +127,10 @@ def case(
     patches: Mapping[str, tuple[Patch, ...]] | None = None,
     **rest: Any,
 ) -> Case:
-    """Make a case, by default of dense attention; ``rest`` are terms and tensors; ``dlse=True`` gives a random dlse."""
+    """Make a case, by default of dense attention; ``rest`` are masks, other options and tensors.
+
+    ``dlse=True`` gives a random upstream gradient of lse.
+    """
     used = DTYPES[dtype]
     shape = Shape(
         B, H, H if Hkv is None else Hkv, S if Sq is None else Sq, S if Sk is None else Sk, D,
@@ -154,7 +158,7 @@ def tensors_of(
     ring: Ring | None,
     given: dict[str, Any],
 ) -> dict[str, TensorRecipe]:
-    """Return the recipes of a case by name, in the order of NAMES: those ``given``, and standard ones for the rest."""
+    """Return the recipes of a case's tensors, in the order of NAMES: those ``given``, and defaults for the others."""
     unknown = set(given) - set(NAMES)
     assert not unknown, f"unknown names {unknown}"
     shards = min(4, shape.Sk) if ring is None else ring.workers
@@ -196,7 +200,7 @@ def block_forward(id: str, reason: str, rules: str, flags: str = "", **data: Any
 
 
 def block_backward(id: str, reason: str, rules: str, flags: str = "", **data: Any) -> Case:
-    """Make a case of one block's backward pass, with an lse above that of the block alone, and deltas of both signs."""
+    """Make a case of one block's backward pass; lse is larger than in the block alone, and delta has both signs."""
     n = (data.get("B", 1), data.get("H", 2), data.get("Sq", data.get("S", 8)))
     rows = {"lse": spread(3.0, 0.125, 13, *n), "delta": spread(-1.5, 0.25, 11, *n)}
     return case(
@@ -240,7 +244,7 @@ def schedule(
     id: str, reason: str, rules: str, flags: str = "", *, W: int, circulation: str = "kv",
     direction: int = 1,
 ) -> Case:  # fmt: skip
-    """Make a schedule case: the transfers of both passes of a ring; it has no input tensors."""
+    """Make a schedule case, which has the transfers of both passes of a ring and no input tensors."""
     made = Case(
         id, reason, "schedule", ("forward", "backward"), tuple(rules.split()), tuple(flags.split()),
         None, None, {}, Ring(W, "contiguous", circulation, direction), Inputs(id, {}), "full",

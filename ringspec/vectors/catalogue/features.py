@@ -1,4 +1,4 @@
-"""Cases of dense attention: scale, bias, soft cap, sinks, dropout, dlse, head counts, shapes and formats."""
+"""Cases of dense attention with scale, bias, soft cap, sinks, dropout, dlse, and various heads, shapes and formats."""
 
 from __future__ import annotations
 

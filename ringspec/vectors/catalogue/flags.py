@@ -1,7 +1,7 @@
 """Flags: classes of bugs that the golden cases detect.
 
-Most of these bugs occurred in real implementations. A flag without a report is a likely mistake that has no known
-public report.
+Most of these bugs occurred in real implementations. A flag without a report is for a likely mistake of which no public
+report is known.
 
 >>> FLAGS["stale-keys"].statuses
 ('fixed',)

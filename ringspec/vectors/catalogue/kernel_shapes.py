@@ -1,4 +1,4 @@
-"""Cases of the core set at shapes that kernels with fixed tile sizes support, stored as sampled rows and digests.
+"""Cases of the core set with shapes that kernels with fixed tile sizes support, stored as sampled rows and digests.
 
 Each worker has 128 or 256 tokens, and D is 64 or 128. ``n`` is the number of tokens per worker.
 """

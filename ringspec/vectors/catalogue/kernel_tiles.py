@@ -1,7 +1,7 @@
 """Further cases of the kernel set: many workers, lengths that are not powers of two, odd numbers of heads.
 
-They test what is left over in kernels with fixed tiles: a last key tile that is not full, an odd number of items to
-split between two cores, a group of three query heads, eight hops.
+They test what kernels with fixed tiles handle specially: a key tile that is not full, an odd number of heads to split
+between two cores, a group of three query heads per key head, and eight hops.
 """
 
 from __future__ import annotations

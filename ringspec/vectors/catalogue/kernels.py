@@ -1,4 +1,4 @@
-"""The kernel set: further cases at kernel shapes, stored as digests only.
+"""The kernel set: further cases with shapes that kernels support, stored only as digests.
 
 They have 128 or 256 tokens per worker and at most 1024 in total, so that their exact values are derived in seconds.
 :mod:`~ringspec.vectors.catalogue.kernel_tiles` has more lengths and numbers of workers.

@@ -1,4 +1,4 @@
-"""Cases of dense attention with every kind of mask."""
+"""Cases of dense attention, with every kind of mask."""
 
 from __future__ import annotations
 

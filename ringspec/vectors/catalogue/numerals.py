@@ -1,6 +1,6 @@
-"""Cases whose results are hard to round: ties, near ties, overflow, subnormal numbers, exact zeros.
+"""Cases with results that are hard to round: ties, near ties, overflow, subnormal numbers, exact zeros.
 
-A query of 0 gives all keys the same weight, so o is the mean of the values, which have few bits.
+In many of these cases the query is 0. All keys then have the same weight, and o is the mean of values with few bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ALL = None
 
 
 def means(*columns: tuple[float, ...]) -> dict[str, Any]:
-    """Return inputs with one query of 0, so that o is the mean of each column; each key has one value per column."""
+    """Return inputs with one query, which is 0, so that o is the mean of each column of v (one value per key)."""
     rows = tuple(zip(*columns, strict=True))
     return {
         "H": 1, "Sq": 1, "Sk": len(rows), "D": 1, "Dv": len(columns), "scale": 1.0,
@@ -23,7 +23,7 @@ def means(*columns: tuple[float, ...]) -> dict[str, Any]:
 
 
 def sums(dtype: str, *columns: tuple[float, ...]) -> dict[str, Any]:
-    """Return inputs with one key, so that dv is the sum of each column; each query has one dy per column."""
+    """Return inputs with one key, so that dv is the sum of each column of dy (one number per query)."""
     rows = tuple(zip(*columns, strict=True))
     return {
         "dtype": dtype, "H": 1, "Sq": len(rows), "Sk": 1, "D": 1, "Dv": len(columns), "scale": 1.0,

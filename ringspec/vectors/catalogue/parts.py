@@ -1,4 +1,4 @@
-"""Cases of the parts of a ring, each tested separately: blocks, merges and schedules."""
+"""Cases that test the parts of a ring separately: blocks, merges and schedules."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 :func:`case_from_json` checks everything: strict JSON, then the schema ``schemas/case.schema.json``,
 then ``check_case``.
 
-When a dataclass is made, it converts lists to tuples and ``"-inf"`` to the float. Therefore, a case read from its text
-equals the case that was written.
+The dataclasses convert lists to tuples and ``"-inf"`` to the float. So a case that is read from case.json equals the
+case that was written.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Shape:
 class CaseFormats:
     """The number formats of a case, named as in :data:`ringspec.formats.FORMATS`.
 
-    ``inputs`` is the format of q, k, v, dy, parts_o; ``outputs`` that of o, dq, dk, dv, dbias; ``statistics`` that of
-    lse, dlse, delta, sinks, dsinks, bias, parts_lse.
+    ``inputs``: the format of q, k, v, dy and parts_o. ``outputs``: the format of o, dq, dk, dv and dbias.
+    ``statistics``: the format of lse, dlse, delta, sinks, dsinks, bias and parts_lse.
     """
 
     inputs: str
@@ -56,8 +56,9 @@ class CaseFormats:
 class Ring:
     """The ring of a case: the number of ``workers`` W, the ``layout`` of tokens, and the transfers.
 
-    ``circulation``: 'kv', 'q' or 'gather'. ``direction``: 1 if worker r sends to r + 1, -1 if it sends to r - 1.
-    ``table_q`` and ``table_k``: the token in each slot, [W, n], for the layout "table" only.
+    ``circulation``: what travels: 'kv' (keys and values), 'q' (queries), or 'gather' (every worker collects all keys
+    and values). ``direction``: 1 if worker r sends to r + 1, -1 if it sends to r - 1. ``table_q`` and ``table_k``: the
+    token in each slot, [W, n], for the layout "table" only.
     """
 
     workers: int
@@ -73,7 +74,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Patch:
-    """A change to part of an input after the input is made: the part is set to ``set`` or multiplied by ``multiply``.
+    """A change to part of an input: the part is set to ``set`` or multiplied by ``multiply``.
 
     ``at`` selects the part, with one entry for each axis: an index, a pair (start, stop), or None for the whole axis.
     ``multiply`` is a power of two, so that the result is exact. Exactly one of ``set`` and ``multiply`` is not None.
@@ -89,15 +90,16 @@ class Patch:
 
 @dataclass(frozen=True)
 class TensorRecipe:
-    """The recipe that makes the elements of one input, without rounding.
+    """The recipe of one input: it says how the elements are computed, without rounding.
 
     ``kind`` is one of:
 
-    ``uniform``    (u - 2**(bits-1) + head*h + shard*g) * 2**exponent, where u is the top ``bits`` bits of the
-                   element's random word, h its index on the head axis, and g = token*shards // length
+    ``uniform``    (u - 2**(bits-1) + head*h + shard*g) * 2**exponent, where u is the top ``bits`` bits of the element's
+                   random 64-bit word, h is its index on the head axis, and g = token*shards // length is its shard, if
+                   the tokens are divided into ``shards`` parts
     ``constant``   ``value``
     ``values``     the given nested tuples
-    ``bernoulli``  True if and only if the top 8 bits of the word are >= ``threshold``
+    ``bernoulli``  True if and only if the top 8 bits of the element's random word are >= ``threshold``
 
     The ``patches`` are then applied in order. ``shape`` is given if it does not follow from the input's name and case.
     """
@@ -128,7 +130,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """The mark of a case that is in the set but no longer used, since set version ``since``; ``reason`` says why."""
+    """Says that a case is no longer used since version ``since`` of the set, and for what ``reason``."""
 
     since: str
     reason: str
@@ -139,10 +141,11 @@ class Case:
     """One case; the fields are the keys of case.json, in the same order (docs/vectors/format.md).
 
     ``id`` is the path of the case in the set, and ``reason`` says why the case exists. ``operation`` and ``passes`` say
-    what is computed. ``rules`` lists the rules that the case tests, ``flags`` the classes of bugs that it detects.
-    ``shape``, ``formats``, ``terms`` and ``ring`` define the problem, and ``inputs`` says how the inputs are made.
-    ``storage`` says how much of the tensors the set stores ("full", "sampled" or "digests"), and ``digests`` has their
-    SHA-256. ``requires``: what an implementation must support. ``withdrawn``: None, or why the case is no longer used.
+    what is computed. ``rules`` lists the rules of the specification that the case tests, and ``flags`` the classes of
+    bugs that it detects. ``shape``, ``formats``, ``terms`` and ``ring`` define the problem, and ``inputs`` says how the
+    inputs are made. ``storage`` says how much of the tensors the set stores ("full", "sampled" or "digests"), and
+    ``digests`` has their SHA-256. ``requires``: what an implementation must support. ``withdrawn``: None, or why the
+    case is no longer used.
     """
 
     id: str
@@ -166,7 +169,7 @@ class Case:
 
 
 def freeze(record: Any, *names: str) -> None:
-    """Convert lists to tuples and "-inf" to the float in the fields ``names`` of a frozen dataclass, in place."""
+    """In the fields ``names`` of a frozen dataclass, convert lists to tuples and "-inf" to the float, in place."""
     for name in names:
         object.__setattr__(record, name, frozen(getattr(record, name)))
 

@@ -1,4 +1,7 @@
-"""case.json: write a case as text, in the only form that the format permits, and parse it strictly."""
+"""Write and read case.json, the text that describes a case.
+
+Equal cases have the same text. The parser is strict.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ MAX_CASE_BYTES = 1 << 20
 
 
 def case_from_json(text: str | bytes, what: str = "case.json") -> Case:
-    """Parse a case; raise :class:`~ringspec.errors.VectorError` if the text is not a valid one.
+    """Parse a case.json; raise :class:`~ringspec.errors.VectorError` if the text is not valid.
 
-    ``what`` names the text in messages. Time and memory are bounded by the text's length, at most
-    1 MiB; no tensor is made.
+    ``what`` names the text in messages. The text may have at most 1 MiB, which bounds time and memory; no tensor is
+    made.
     """
     data = json_text.parse(text, what, MAX_CASE_BYTES, code="case-format")
     json_text.check_schema(data, "case", what, code="case-format")
@@ -70,7 +73,7 @@ def recipe_to_data(recipe: TensorRecipe) -> dict[str, Any]:
 
 
 def without_defaults(record: Any, *always: str) -> dict[str, Any]:
-    """Return the fields of a dataclass that are in ``always`` or differ from their default."""
+    """Return the fields of a dataclass that differ from their default, and those in ``always``."""
     given = {one.name: getattr(record, one.name) for one in fields(record)}
     # False == 0, but False is a value to write; None is not.
     return {

@@ -1,7 +1,7 @@
-"""Checks of a case that its JSON schema cannot express: its parts must be consistent, and its tensors not too large.
+"""Check in a case what its JSON schema cannot express: its parts must be consistent, and its tensors not too large.
 
-After these checks it is safe to make the tensors of an untrusted case: each tensor has at most
-:data:`~ringspec.vectors.format.inputs.LARGEST_TENSOR` elements, and the shapes are consistent.
+After these checks it is safe to make the tensors of an untrusted case: the shapes are consistent, and each tensor has
+at most :data:`~ringspec.vectors.format.inputs.LARGEST_TENSOR` elements.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCALED = ("attention", "ring", "block")
 
 
 def is_id(text: object) -> bool:
-    """Return whether a text is valid as the id of a case, which is also the path of the case in a set.
+    """Return whether a text is a valid id. The id of a case is also the path of the case in its set.
 
     >>> is_id("ring/zigzag-causal-w4"), is_id("ring/../secret"), is_id("ring")
     (True, False, False)
@@ -137,7 +137,7 @@ def check_ring(ring: Ring, case: Case, what: str) -> None:
 
 
 def check_table(table: tuple[tuple[int, ...], ...], length: int, workers: int, what: str) -> None:
-    """Raise VectorError unless a table [W, n] has each token once, and -1 in padding slots (LAYOUT-5)."""
+    """Raise VectorError unless a table [W, n] has each token once, and -1 in padding slots (rule LAYOUT-5)."""
     rectangular = len(table) == workers and len({len(row) for row in table}) == 1
     require(rectangular, what, f"{workers} rows of equal length", f"{len(table)} rows")
     tokens = sorted(token for row in table for token in row if token >= 0)

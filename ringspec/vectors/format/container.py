@@ -21,7 +21,7 @@ Tensors = Mapping[str, NDArray]
 
 
 def read_case(root: Path, id: str, entry: CaseEntry) -> Case:
-    """Read the case.json of ``root/id``; its bytes must match the manifest."""
+    """Read the case in the folder ``root/id``; the bytes of its case.json must match the manifest."""
     name, listed = f"{id}/{CASE_FILE}", entry.files[CASE_FILE]
     case = checked_case(read_listed(root, name, listed.bytes, listed.sha256), name)
     if case.id != id:
@@ -36,12 +36,12 @@ def read_case(root: Path, id: str, entry: CaseEntry) -> Case:
 
 @functools.lru_cache(maxsize=2048)
 def checked_case(data: bytes, name: str) -> Case:
-    """Parse a case. Results are cached, because suites list their cases often and checking the schema is slow."""
+    """Parse and check a case. Results are cached, because cases are read often and checking the schema is slow."""
     return case_from_json(data, name)
 
 
 def read_case_tensors(root: Path, id: str, entry: CaseEntry) -> dict[str, NDArray]:
-    """Read the stored tensors of ``root/id``, read-only; empty if none are stored."""
+    """Return the stored tensors of the case in ``root/id``, read-only; an empty dict if no tensors are stored."""
     if TENSORS_FILE not in entry.files:
         return {}
     name, listed = f"{id}/{TENSORS_FILE}", entry.files[TENSORS_FILE]
@@ -57,7 +57,7 @@ def read_case_tensors(root: Path, id: str, entry: CaseEntry) -> dict[str, NDArra
 
 
 def check_content(case: Case, tensors: Tensors, entry: CaseEntry) -> None:
-    """Raise VectorError if a tensor of a case has a wrong name, dtype or shape, or the content digest is wrong."""
+    """Raise VectorError if a tensor of a case has a wrong name, dtype or shape, or the digest of the case is wrong."""
     check_storage(case, TENSORS_FILE in entry.files)
     check_tensors(case, tensors)
     digest = case_digest(case, tensors)
@@ -69,7 +69,7 @@ def check_content(case: Case, tensors: Tensors, entry: CaseEntry) -> None:
 
 
 def check_storage(case: Case, has_file: bool) -> None:
-    """Raise VectorError unless a case has the tensor file and the digests that its ``storage`` requires.
+    """Raise VectorError unless a case has exactly the tensor file and the digests that its ``storage`` requires.
 
     "full": a tensor file and no digests. "sampled": a tensor file and digests. "digests": no tensor file, but digests.
     """
@@ -92,7 +92,7 @@ def check_storage(case: Case, has_file: bool) -> None:
 
 
 def write_case(root: Path, case: Case, tensors: Tensors | None) -> CaseEntry:
-    """Write ``root/<id>`` and return its manifest entry; raise the errors that a reader would raise."""
+    """Write a case to ``root/<id>`` and return its manifest entry; refuse what :func:`read_case` would refuse."""
     text = case_to_json(case)
     if case_from_json(text, f"the case {shown(case.id)}") != case:
         raise VectorError(

@@ -1,7 +1,7 @@
 """SHA-256 of files, tensors, cases and sets.
 
-The content digest of a case does not depend on how its files are written: the same fields and the same tensor bits
-give the same digest. Tensors may have any dtype that a tensor file supports.
+The digest of a case depends only on its fields and on the bits of its tensors, not on how its files are written.
+Tensors may have any dtype that a tensor file supports.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def tensor_bytes(x: NDArray) -> bytes:
 
 
 def tensor_digest(x: NDArray) -> str:
-    """Return the SHA-256 of the :func:`tensor_bytes` of an array ``x`` of any shape, for the ``digests`` of a case."""
+    """Return the SHA-256 of the :func:`tensor_bytes` of an array ``x`` of any shape."""
     return sha256(tensor_bytes(x))
 
 
 def case_digest(case: Case, tensors: Mapping[str, NDArray] | None) -> str:
-    """Return the SHA-256 of a case: of its canonical JSON, followed by its stored ``tensors``, sorted by name.
+    """Return the SHA-256 of the canonical JSON of a case, followed by its stored ``tensors``, sorted by name.
 
-    The JSON has sorted keys, no spaces and a newline at the end. A line ``name dtype d0,d1,...`` comes before the bytes
-    of each tensor; dtype is the code in the safetensors format.
+    The JSON has sorted keys, no spaces and a newline at the end. Before the bytes of each tensor comes a line ``name
+    dtype d0,d1,...``, where dtype is the code of the safetensors format and d0, d1, ... is the shape.
     """
     total = hashlib.sha256(canonical(case_to_data(case)) + b"\n")
     for name, x in sorted((tensors or {}).items()):

@@ -1,7 +1,7 @@
 """Read plain files of an untrusted folder; write a folder or file completely or not at all.
 
-No link is followed: in a path, each part but the last must be a real folder, and the last a plain file. The kinds are
-checked before the file is opened and again when it is open. Sizes are checked before anything is read.
+Links are not followed: the last part of a path must be a plain file, and every other part a real folder. This is
+checked before the file is opened, and again when it is open. Sizes are checked before anything is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AGAIN = "get the set again from its source"
 
 
 def read_plain(root: Path, name: str, limit: int) -> bytes:
-    """Return the bytes of the file ``root/name``, which may have at most ``limit`` bytes; ``name`` may contain '/'."""
+    """Return the bytes of the file ``root/name``, at most ``limit``; ``name`` may contain '/'."""
     path = checked_path(root, name)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     # Opening a pipe would wait for a writer.
@@ -100,7 +100,7 @@ def checked_path(root: Path, name: str) -> Path:
 
 
 def reason(cause: Exception) -> str:
-    """Return the reason why a file cannot be read, without the path of the file."""
+    """Return the reason why a file cannot be read; the text does not contain the path of the file."""
     return (getattr(cause, "strerror", None) or type(cause).__name__).lower()
 
 
@@ -130,7 +130,7 @@ def check_listing(root: Path, listed: Collection[str]) -> None:
 
 
 def walk(root: Path, below: str) -> Iterator[tuple[str, int]]:
-    """Yield (name, mode) of everything below a folder. Links are not followed; a folder comes before its contents."""
+    """Yield (name, mode) of everything below a folder, each folder before its contents; do not follow links."""
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:
@@ -175,7 +175,7 @@ def check_destination(path: Path) -> None:
 
 @contextlib.contextmanager
 def in_work(temporary: Path) -> Iterator[None]:
-    """Hold a file lock in a ``with`` statement; if this process is killed, the system releases the lock."""
+    """Hold a file lock while a ``with`` statement runs; if this process is killed, the system releases the lock."""
     handle = os.open(temporary, os.O_RDONLY)
     try:
         if sys.platform != "win32":
@@ -186,7 +186,7 @@ def in_work(temporary: Path) -> Iterator[None]:
 
 
 def remove_left(path: Path) -> None:
-    """Remove the temporary folders next to ``path`` that killed processes left."""
+    """Remove temporary folders next to ``path`` that were left by killed processes."""
     if sys.platform == "win32":  # the lock of another process is not visible there
         return
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
@@ -201,7 +201,7 @@ def remove_left(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder, for ``with``: it is renamed to ``path`` at the end, or removed after an error."""
+    """Yield a temporary folder for a ``with`` statement, then rename it to ``path``, or remove it after an error."""
     check_destination(path)
     remove_left(path)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent))
@@ -220,7 +220,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file, for ``with``: it is renamed to ``path`` at the end, or removed after an error."""
+    """Yield a temporary file for a ``with`` statement, then rename it to ``path``, or remove it after an error."""
     check_destination(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -239,7 +239,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_plain(path: Path, data: bytes) -> None:
-    """Write a new file; its data are on the disk before the call returns."""
+    """Write a new file, and return only when its data are on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb") as file:
         file.write(data)

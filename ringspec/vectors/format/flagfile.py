@@ -1,4 +1,4 @@
-"""flags.json: the file of a set that explains each flag, that is, each class of bugs, that a case can have."""
+"""Write and read flags.json, the file that explains the flags (classes of bugs) of the cases in a set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_FLAGS_BYTES = 1 << 20
 
 
 def flags_from_json(text: str | bytes, what: str = "flags.json") -> Mapping[str, Flag]:
-    """Return the flags in a text by name; raise :class:`~ringspec.errors.VectorError` for an invalid flags.json."""
+    """Parse a flags.json and return its flags by name; raise :class:`~ringspec.errors.VectorError` if it is invalid."""
     data = parse(text, what, MAX_FLAGS_BYTES, code="flag-format")
     check_schema(data, "flags", what, code="flag-format")
     flags = {}

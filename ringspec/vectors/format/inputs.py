@@ -1,4 +1,4 @@
-"""Make the inputs of a case from the recipes in its case.json; an implementation in any language gets the same bits.
+"""Make the inputs of a case from the recipes in its case.json. Any language can compute the same bits.
 
 A random element is an integer times a power of two. The integers of a tensor come from its own SHAKE-128 stream
 (FIPS 202), ``SHAKE-128("ringspec|vectors|<seed>|<name>")``, read as little-endian 64-bit words, one for
@@ -48,7 +48,7 @@ def words(seed: str, name: str, count: int) -> NDArray[np.uint64]:
 
 
 def expected_names(case: Case) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of the inputs that a case must have, and the names of those that are optional."""
+    """Return the names of the inputs that a case must have, and the names of the inputs that it may have."""
     if case.operation == "schedule":
         return frozenset(), frozenset()
     if case.operation == "merge":
@@ -65,7 +65,7 @@ def expected_names(case: Case) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def shape_of(case: Case, name: str) -> tuple[int, ...]:
-    """Return the shape of an input, from the shape of the case, or from the recipe if the input may be broadcast."""
+    """Return the shape of an input; if the case permits several, such as for a bias, the recipe gives the shape."""
     sizes, recipe = case.shape, case.inputs.tensors[name]
     if sizes is None:
         raise ShapeError("a case with a shape", "null", "give B, H, Hkv, Sq, Sk, D and Dv")
@@ -99,7 +99,7 @@ def shape_of(case: Case, name: str) -> tuple[int, ...]:
 
 
 def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int, ...]:
-    """Return ``shape``, which follows from the case; raise an error if the recipe gives another shape."""
+    """Return ``shape``; raise an error if the recipe gives another shape."""
     if recipe.shape is not None and tuple(recipe.shape) != shape:
         raise ShapeError(
             f"{name} of shape {shape}", str(recipe.shape), f"leave the shape of {name} out"
@@ -110,8 +110,8 @@ def agreed(name: str, shape: tuple[int, ...], recipe: TensorRecipe) -> tuple[int
 def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
     """Return the axes to which a recipe's offsets ``head`` and ``shard`` apply; None if an input has no such axis.
 
-    The shard axis of q, k, v, dy and other per-token inputs is the token axis. That of bias, mask and keep is the key
-    axis. That of parts_o and parts_lse is the first axis, which counts the partial results.
+    ``shard`` applies to the token axis of q, k, v, dy and other inputs with a token axis, to the key axis of bias, mask
+    and keep, and to the first axis of parts_o and parts_lse, which counts the partial results.
     """
     if name in ("parts_o", "parts_lse"):
         return 2, 0
@@ -127,8 +127,8 @@ def draw(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> 
 
     ``name``: the name of the input. ``shape``: any shape. ``seed`` selects the random words.
 
-    Raises :class:`~ringspec.errors.OptionError` for an unknown name or a value of the recipe that is out of range, and
-    :class:`~ringspec.errors.ShapeError` if the tensor is too large or the recipe's values have another shape.
+    Raises :class:`~ringspec.errors.OptionError` for an unknown name or if a value in the recipe is out of range, and
+    :class:`~ringspec.errors.ShapeError` if the tensor is too large or the values in the recipe have another shape.
 
     >>> recipe = TensorRecipe("uniform", bits=6, exponent=-4, head=8)
     >>> draw("q", (1, 2, 1, 3), recipe, "readme").ravel().tolist()
@@ -172,7 +172,7 @@ def made(name: str, shape: tuple[int, ...], recipe: TensorRecipe, seed: str) -> 
 
 
 def uniform(name: str, bits: NDArray[np.uint64], recipe: TensorRecipe) -> NDArray[np.float64]:
-    """Compute (u - 2**(bits-1) + head*h + shard*g) * 2**exponent without rounding."""
+    """Compute the recipe ``uniform`` (:class:`~ringspec.vectors.format.case.TensorRecipe`) without rounding."""
     count = in_range(recipe.bits, 1, LARGEST_BITS, f"bits of {name}")
     exponent = in_range(recipe.exponent, SMALLEST_EXPONENT, LARGEST_EXPONENT, f"exponent of {name}")
     n = (bits >> np.uint64(64 - count)).astype(np.int64) - 2 ** (count - 1)
@@ -198,7 +198,7 @@ def along(x: NDArray[np.int64], axis: int, rank: int) -> NDArray[np.int64]:
 
 
 def offset_of(x: Any, bits: NDArray, what: str) -> int:
-    """Return an offset of a recipe; raise an error if it is so large that a sum could exceed int64."""
+    """Return an offset of a recipe; raise an error if the offset is so large that a sum could exceed int64."""
     largest = LARGEST_OFFSET // max(bits.size, 2**16)
     return in_range(x, -largest, largest, what)
 
@@ -216,7 +216,7 @@ def dtype_of(name: str) -> type:
 
 
 def from_values(name: str, shape: tuple[int, ...], values: Any) -> NDArray:
-    """Make an array of nested values, which must be booleans, integers or numbers, as the input ``name`` requires."""
+    """Make an array from nested booleans, integers or numbers, of which the input ``name`` accepts one kind."""
     kinds = (bool,) if name in BOOLEANS else (int,) if name in INTEGERS else (int, float)
     check_kinds(values, kinds, name)
     x: NDArray | None
@@ -267,7 +267,7 @@ def apply_patch(x: NDArray, patch: Patch, name: str) -> None:
 
 
 def is_power_of_two(x: Any) -> bool:
-    """Return whether ``x`` is 2**n or -2**n and a float64 number."""
+    """Return whether ``x`` is a float64 number of the form 2**n or -2**n."""
     try:
         return type(x) in (int, float) and abs(math.frexp(x)[0]) == 0.5
     except OverflowError:  # an int beyond float64
@@ -275,7 +275,7 @@ def is_power_of_two(x: Any) -> bool:
 
 
 def chosen(entry: Any, length: int, name: str) -> slice:
-    """Convert one entry of a patch's ``at`` to a slice of the axis, which has the given ``length``."""
+    """Convert one entry of a patch's ``at`` to a slice of an axis of this ``length``."""
     if entry is None:
         return slice(None)
     start, stop = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)

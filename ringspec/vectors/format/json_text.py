@@ -1,8 +1,9 @@
-"""A strict parser for untrusted JSON, and a writer that writes equal data as equal bytes.
+"""A strict parser for untrusted JSON, and a writer that gives equal bytes for equal data.
 
-The parser accepts UTF-8 of bounded length, depth and size of numbers. It refuses duplicate keys, NaN, infinity
-(also as 1e999) and text other than printable ASCII. The JSON schemas of the files are in ``schemas/`` (JSON Schema
-2020-12). Data are checked against them with the package jsonschema, which is loaded on first use.
+The parser limits the length of the text, the depth of nesting and the size of numbers. It refuses duplicate keys, NaN,
+infinity (also written as 1e999) and characters other than printable ASCII. The JSON schemas of the files are in
+``schemas/`` (JSON Schema 2020-12). Data are checked against a schema with the package jsonschema, which is loaded on
+first use.
 """
 
 from __future__ import annotations
@@ -51,10 +52,7 @@ def parse(text: str | bytes, what: str, limit: int, *, code: str) -> Any:
 
 
 def check_items(data: Any, what: str, *, code: str) -> None:
-    """Raise VectorError for containers nested deeper than MAX_DEPTH and for characters that are not allowed.
-
-    The levels are visited one by one, not recursively.
-    """
+    """Raise VectorError for lists and objects nested deeper than MAX_DEPTH, and for characters that are not allowed."""
     level = [data]
     for _ in range(MAX_DEPTH + 1):
         for item in level:
@@ -87,7 +85,7 @@ def check_schema(data: Any, schema: str, what: str, *, code: str) -> None:
 
 @functools.cache
 def validator(schema: str) -> Any:
-    """Make a validator for a schema that accepts only ints as integers; JSON Schema itself also accepts 1.0."""
+    """Make a validator for a schema that does not accept 1.0 as an integer, as JSON Schema itself does."""
     # Imported here: loading jsonschema takes as long as loading ringspec, and only reading a set needs it.
     import jsonschema
 
@@ -99,7 +97,7 @@ def validator(schema: str) -> Any:
 
 
 def canonical(data: Any) -> bytes:
-    """Encode data as the bytes for digests: sorted keys, no spaces, ASCII.
+    """Encode data as the bytes from which digests are computed: sorted keys, no spaces, ASCII.
 
     >>> canonical({"b": 1.0, "a": [True, None]})
     b'{"a":[true,null],"b":1.0}'
@@ -110,7 +108,7 @@ def canonical(data: Any) -> bytes:
 
 
 def pretty(data: dict[str, Any]) -> str:
-    """Encode data as the text of a file: keys in the given order, one space per level, short containers on one line.
+    """Encode data as the text of a file: keys in the given order, one space per level, short lists on one line.
 
     >>> print(pretty({"shape": {"B": 1, "H": 2}, "rows": [0, 1]}), end="")
     {
@@ -126,7 +124,7 @@ def flat(data: Any) -> str:
 
 
 def block(data: Any, level: int) -> str:
-    """Format a container over several lines."""
+    """Format a list or an object over several lines."""
     margin = "\n" + " " * (level + 1)
     if isinstance(data, dict):
         parts = [

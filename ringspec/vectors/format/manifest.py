@@ -1,4 +1,4 @@
-"""manifest.json: the list of a set's files, with the size and the SHA-256 of each.
+"""Write and read manifest.json, which lists the files of a set, with the size and the SHA-256 of each file.
 
 Only files that the manifest lists are ever opened.
 """
@@ -40,7 +40,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class CaseEntry:
-    """The files of a case by name, and its content digest (``digest.case_digest``)."""
+    """The files of a case by name, and the digest of the case (``digest.case_digest``)."""
 
     files: Mapping[str, FileEntry]
     content: str
@@ -50,8 +50,8 @@ class CaseEntry:
 class Manifest:
     """The content of manifest.json.
 
-    ``bytes``: total size of flags.json and the files of the cases. ``content``: the digest that
-    :func:`~ringspec.vectors.format.digest.set_digest` computes from the content digests of the cases.
+    ``bytes``: total size of flags.json and the files of the cases. ``content``: the digest of the set, which
+    :func:`~ringspec.vectors.format.digest.set_digest` computes from the digests of the cases.
     """
 
     set: str
@@ -65,7 +65,7 @@ class Manifest:
     cases: Mapping[str, CaseEntry]
 
     def files(self) -> dict[str, FileEntry]:
-        """Return every file of the set except the manifest, by its path in the set."""
+        """Return the entry of every file of the set except the manifest, by the path of the file in the set."""
         listed = {
             f"{id}/{name}": entry
             for id, case in self.cases.items()
@@ -109,8 +109,8 @@ def manifest_to_json(manifest: Manifest) -> str:
 def manifest_from_json(text: str | bytes, what: str = MANIFEST_FILE) -> Manifest:
     """Parse a manifest of at most 8 MiB and check its consistency.
 
-    Raises :class:`~ringspec.errors.VectorError`, with the code 'manifest-version' for another major version of the
-    format, 'digest-content' for a wrong content digest, and 'manifest' for anything else.
+    Raises :class:`~ringspec.errors.VectorError`. Its code is 'manifest-version' for another major version of the
+    format, 'digest-content' for a wrong digest of the set, and 'manifest' for anything else.
     """
     data = parse(text, what, MAX_MANIFEST_BYTES, code="manifest")
     check_version(data, what)
@@ -127,7 +127,7 @@ def manifest_from_json(text: str | bytes, what: str = MANIFEST_FILE) -> Manifest
 
 
 def check_version(data: Any, what: str) -> None:
-    """Check the version of the format, before the schema, because another major version may have other keys."""
+    """Check the version of the format; this comes before the schema, because a major version may have other keys."""
     version = data.get("format_version") if isinstance(data, dict) else None
     if not isinstance(version, str):
         return  # the check of the schema reports it

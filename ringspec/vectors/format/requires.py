@@ -1,6 +1,6 @@
-"""The capabilities that a case requires of an implementation, as data.
+"""Compute the capabilities that a case requires of an implementation.
 
-They are computed from the case, so that the author of a case cannot forget one.
+They follow from the fields of the case, so the author of a case cannot forget a capability.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Booleans = NDArray[np.bool_]
 def requires(case: Case) -> dict[str, Any]:
     """Return the capabilities that a case requires, in a fixed order of keys.
 
-    ``operation``, ``passes``; of a ring: ``workers``, ``layout``, ``circulation``, ``direction``,
-    ``tokens_per_worker`` (n_q, n_k; padding slots count); ``inputs``, ``outputs``, ``statistics``:
-    names of formats; ``batch``, ``heads``, ``head_ratio`` (H / Hkv), ``head_dim``, ``value_dim``,
-    ``lengths`` (Sq, Sk); of a merge: ``parts``, the number of partial results; ``masks`` and ``features``: sorted
-    names. Keys that do not apply to the operation are omitted.
+    Of every case: ``operation`` and ``passes``. Of a ring: ``workers``, ``layout``, ``circulation``, ``direction`` and
+    ``tokens_per_worker`` (n_q, n_k, including padding slots). Number formats: ``inputs``, ``outputs``, ``statistics``.
+    Sizes: ``batch``, ``heads``, ``head_ratio`` (H / Hkv), ``head_dim``, ``value_dim`` and ``lengths`` (Sq, Sk). Of a
+    merge: ``parts``, the number of partial results. ``masks`` and ``features`` are sorted names. Keys that do not
+    apply to the operation are omitted.
     """
     needs: dict[str, Any] = {"operation": case.operation, "passes": case.passes}
     if case.ring is not None:
@@ -78,7 +78,7 @@ def has_padding(case: Case) -> bool:
 
 
 def masks(case: Case) -> tuple[str, ...]:
-    """Return the kinds of mask terms that a case has."""
+    """Return the kinds of masks that a case has."""
     given = {
         "causal": case.terms.get("causal", False),
         "window": case.terms.get("window") is not None,
@@ -120,7 +120,7 @@ def features(case: Case, shape: Shape) -> tuple[str, ...]:
 
 
 def visible(case: Case, shape: Shape) -> Booleans:
-    """Return the pairs that all mask terms allow, [B|1, H|1, Sq, Sk] (MASK-1 to MASK-9)."""
+    """Return the pairs that all masks of a case allow, [B|1, H|1, Sq, Sk] (rules MASK-1 to MASK-9)."""
     terms, tensors = case.terms, case.inputs.tensors
     given = {name: input_of(case, name) for name in tensors if name not in ("q", "k", "v", "dy")}
     rows_q = np.arange(shape.Sq)[None] + terms.get("q_offset", 0)
@@ -153,6 +153,6 @@ def visible(case: Case, shape: Shape) -> Booleans:
 
 
 def documents(cu_seqlens: tuple[int, ...], length: int) -> NDArray[np.int64]:
-    """Return the document number of each token; -1 after the last document (MASK-5)."""
+    """Return the document number of each token; -1 after the last document (rule MASK-5)."""
     numbers = np.searchsorted(np.array(cu_seqlens), np.arange(length), side="right") - 1
     return np.where(numbers < len(cu_seqlens) - 1, numbers, -1)

@@ -2,9 +2,9 @@
 
 The sample depends only on the id and the layout of the case. The candidates of worker r are all its rows (b, h, slot),
 without padding slots, in C order. Each candidate gets one 64-bit word of the random stream named ``rows.q.<r>`` (or
-``rows.k.<r>``), which is seeded with the id. The sample contains the row with the smallest word in the worker's first
-slot, and the row with the smallest word in its last slot. It is filled up to sixteen rows with those that have the
-smallest words of all others. The sampled rows are stored in C order.
+``rows.k.<r>``), which is seeded with the id. Among the rows of the worker's first slot, the row with the smallest word
+is sampled, and likewise for the last slot. The other rows of the sample are those with the smallest words among all
+remaining candidates. Sampled rows are stored in C order.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rows_of_worker(
 
 
 def sample(id: str, whole: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return what a case with the storage "sampled" stores of its ``whole`` tensors; inputs are not stored."""
+    """Return what a sampled case stores: rows of its ``whole`` tensors, layouts and small sums, but no inputs."""
     kept: dict[str, NDArray] = {}
     for side in "qk":
         of_side = [name for name in whole if side_of(name) == side]
@@ -82,6 +82,6 @@ def side_of(name: str) -> str | None:
 
 
 def picked(x: NDArray, rows: NDArray[np.int64]) -> NDArray:
-    """Take the sampled rows of a tensor: [W, 16, ...] from [W, B, H, n, ...]."""
+    """Return the sampled rows [W, 16, ...] of a tensor [W, B, H, n, ...]."""
     worker = np.arange(len(rows))[:, None]
     return np.ascontiguousarray(x[worker, rows[..., 0], rows[..., 1], rows[..., 2]])

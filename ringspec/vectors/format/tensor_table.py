@@ -1,4 +1,4 @@
-"""The table of a case's tensors: name, dtype and shape of each, derived only from case.json.
+"""The name, dtype and shape of each tensor of a case, in a table that is derived only from case.json.
 
 ``docs/vectors`` describes the same table. Sets are compared with the table when they are written and when they are
 checked, so that a reader in another language can rely on the names and shapes.
@@ -32,9 +32,9 @@ class Entry:
 
 
 def whole_tensors(case: Case) -> dict[str, Entry]:
-    """Return the entries of all tensors of a case, in full: inputs, expected values, row scales, layouts.
+    """Return the entries of all tensors of a case, at full size: inputs, expected values, row scales, layouts.
 
-    The names in ``digests`` of a case are names of this table.
+    The ``digests`` of a case have names from this table.
     """
     if case.operation == "schedule":
         return dict(schedule_tables(case))
@@ -105,7 +105,7 @@ def by_pass(case: Case, workers: Axes, n_q: int | None, n_k: int | None) -> dict
 
 
 def expected_values(case: Case, name: str, axes: Axes) -> dict[str, Entry]:
-    """Return the entries of one expected tensor: in float64 and, if that is another format, in the case's format."""
+    """Return the entries of one expected tensor, which is stored in float64 and in the format of the case."""
     formats = case.formats
     assert formats is not None  # check_case: only a schedule has none
     of_rows = name in ("lse", "dsinks", "dsinks_sum")
@@ -122,7 +122,7 @@ def layout_tables(case: Case) -> Iterator[tuple[str, Entry]]:
 
 
 def slots(case: Case, ring: Ring) -> tuple[int, int]:
-    """Return n_q and n_k, the numbers of slots on one worker; the case must have a shape."""
+    """Return n_q and n_k, the numbers of query slots and key slots on one worker; the case must have a shape."""
     shape = case.shape
     assert shape is not None
     if ring.table_q is not None:
@@ -147,7 +147,7 @@ def dealt(ring: Ring, length: int, starts: tuple[int, ...]) -> int:
 
 
 def sampled(case: Case, table: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """Return the entries of a sampled case: the sampled rows, the tensors at these rows, and whole sums and layouts."""
+    """Return the entries of a sampled case: the indices of the sampled rows, these rows, whole sums, and layouts."""
     workers = workers_of(case)
     sides = {"o": "q", "lse": "q", "dq": "q", "dk": "k", "dv": "k"}
     for side in sorted({sides[name] for name in results(case) if name in sides}):
@@ -184,7 +184,7 @@ def check_tensors(case: Case, tensors: Mapping[str, NDArray]) -> None:
 
 
 def check_digest_names(case: Case) -> None:
-    """Raise VectorError unless every input and every expected value, and no other name, has a digest."""
+    """Raise VectorError unless every input and every expected tensor has a digest, and nothing else has."""
     if case.storage == "full":
         return
     table = whole_tensors(case)

@@ -1,1 +1,1 @@
-"""Sets of golden vectors: open, compare, and derive the tensors that are not stored."""
+"""Sets of golden vectors: open and compare them, and derive the tensors that they do not store."""

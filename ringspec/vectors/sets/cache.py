@@ -1,7 +1,7 @@
-"""Whole tensors that a set does not store: they are derived on first use and then kept in a cache.
+"""The tensors that a set does not store in full are derived on first use, and then kept in a cache.
 
-The set has a SHA-256 of each such tensor. Derived tensors and tensors read from the cache folder
-are checked against these digests; if a file in the cache is damaged, its tensors are derived again. Inputs are
+The set has a digest (SHA-256) of each of these tensors. Tensors are checked against the digests when they are derived
+and whenever they are read from the cache; if a file in the cache is damaged, its tensors are derived again. Inputs are
 not cached, because making them is faster than reading them.
 """
 
@@ -36,8 +36,8 @@ Progress = Callable[[int, int, str], None]
 class Materialised:
     """The result of :func:`materialise`.
 
-    ``folder``: the cache. ``cases``: number of cases that are now in the cache. ``derived``: number of cases that were
-    not there before. ``bytes``: total size of the files of all these cases.
+    ``folder``: the folder of the cache. ``cases``: number of requested cases, all of which are now in the cache.
+    ``derived``: how many of them were derived now. ``bytes``: total size of their files.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class Materialised:
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """Return ``given``, else the environment variable RINGSPEC_CACHE_DIR, else the user's cache folder."""
+    """Return ``given``, or by default $RINGSPEC_CACHE_DIR, or else the user's cache folder."""
     if given is not None:
         return path_of(given)
     named = os.environ.get(VARIABLE)
@@ -55,7 +55,7 @@ def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 def cached_file(folder: Path, vectors: VectorSet, id: str) -> Path:
-    """Return the path of a case's cache file, made from set, set version and the content digest of the case."""
+    """Return the path of a case's cache file, made from the set's name and version and the digest of the case."""
     content = vectors.entry(id).content
     return folder / "vectors" / vectors.name / vectors.set_version / f"{content}.safetensors"
 
@@ -91,11 +91,11 @@ def materialise(
 ) -> Materialised:
     """Derive the expected values that a set does not store, and write them to the cache.
 
-    Cases already in the cache are checked by their digests and not derived again, so that a repeated call
-    continues an interrupted one. ``name`` is as in ``open_set``; ``cache_dir`` None is
-    $RINGSPEC_CACHE_DIR, or the user's cache folder; ``jobs`` processes work at the same time; ``only`` is a
-    pattern of ids; ``progress(done, total, id)`` is called after each case. Raises
-    :class:`~ringspec.errors.VectorError` if derived bytes do not have the digests of the case.
+    Cases that are already in the cache are checked by their digests and not derived again, so a repeated call continues
+    an interrupted call. ``name`` is as in ``open_set``. If ``cache_dir`` is None, the cache is $RINGSPEC_CACHE_DIR or
+    the user's cache folder. ``jobs`` processes work at the same time. ``only`` is a pattern of ids.
+    ``progress(done, total, id)`` is called after each case. Raises :class:`~ringspec.errors.VectorError` if derived
+    bytes do not have the digests of the case.
     """
     vectors, folder = open_set(name), cache_folder(cache_dir)
     plain = VectorSet(vectors.path, vectors.manifest)
@@ -116,7 +116,7 @@ def is_derived(case: Case) -> bool:
 
 
 def provide(item: tuple[VectorSet, str, Path]) -> tuple[bool, int]:
-    """Make sure that a case is in the cache; return whether it is new and the size of its file."""
+    """Make sure that a case is in the cache; return whether it was derived now, and the size of its file."""
     vectors, id, file = item
     case = vectors.case(id)
     is_new = read_kept(file, case) is None
@@ -126,7 +126,7 @@ def provide(item: tuple[VectorSet, str, Path]) -> tuple[bool, int]:
 
 
 def derive_and_keep(file: Path, case: Case) -> Tensors:
-    """Derive the tensors for which the set has digests, check their digests, and write all or none to ``file``."""
+    """Derive the tensors for which the case has digests, check the digests, and write all or none of the tensors."""
     scales = any(name.startswith("scale.") for name in case.digests)
     whole = tensors_of_case(case, scales=scales)
     check_pinned(case, whole)
@@ -141,7 +141,7 @@ def kept_names(case: Case) -> list[str]:
 
 
 def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
-    """Raise VectorError if a tensor does not have the digest that the case has for its name."""
+    """Raise VectorError if a tensor does not have the digest that the case lists for it."""
     wrong = [
         name
         for name, x in tensors.items()
@@ -157,7 +157,7 @@ def check_pinned(case: Case, tensors: Mapping[str, NDArray]) -> None:
 
 
 def read_kept(file: Path, case: Case) -> Tensors | None:
-    """Return the tensors of a case from the cache; None unless all are in the cache with the correct digests."""
+    """Return the tensors of a case from the cache, or None if a tensor is missing or has a wrong digest."""
     names = kept_names(case)
     table = whole_tensors(case)
     try:
@@ -178,7 +178,7 @@ def read_kept(file: Path, case: Case) -> Tensors | None:
 
 
 def largest_file(case: Case) -> int:
-    """Return the largest size in bytes that a case's cache file can have; larger files are not read."""
+    """Return the largest possible size, in bytes, of a case's cache file; larger files are not read."""
     total = 8 + MAX_HEADER
     for entry in whole_tensors(case).values():
         size = DTYPES[entry.code].itemsize

@@ -1,4 +1,4 @@
-"""The differences between two sets or two cases, as objects, as text and as JSON data."""
+"""Find the differences between two sets or two cases, and format them as text or as JSON data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringspec.vectors.sets.stored import VectorSet
 
 @dataclass(frozen=True)
 class FieldChange:
-    """A changed entry of a case.json, at ``path``: the ``old`` and the ``new`` JSON text, None if absent."""
+    """A change in a case.json: ``path`` says where, ``old`` and ``new`` are the JSON texts (None if absent)."""
 
     path: str
     old: str | None
@@ -31,9 +31,10 @@ class FieldChange:
 class TensorChange:
     """A tensor that differs.
 
-    ``kind``: "added", "removed", "reshaped" (another dtype or shape) or "values". For "values", ``elements`` of the
-    ``size`` elements differ in their bits, by at most ``largest``. For floats, ``largest`` counts the steps between
-    neighbouring numbers of the format (0: a zero changed its sign); for integers and booleans, it is the difference.
+    ``kind``: "added", "removed", "reshaped" (another dtype or shape) or "values". If the kind is "values", ``elements``
+    is the number of elements, of ``size`` in all, whose bits differ, and ``largest`` is the largest difference. Floats
+    differ by the number of steps between neighbouring numbers of the format (0 if a zero changed its sign); integers
+    and booleans differ by their value.
     """
 
     name: str
@@ -55,7 +56,7 @@ class CaseChange:
 
 @dataclass(frozen=True)
 class SetDiff:
-    """The differences between two sets: ``added`` and ``removed`` ids, and the cases that ``changed``.
+    """The differences between two sets: the ids ``added`` and ``removed``, and the cases that ``changed``.
 
     ``versions`` are changes of the version fields of the manifest, ``flags`` those of flags.json.
     """
@@ -124,7 +125,7 @@ def diff_case(
 
 
 def diff_data(old: Any, new: Any, path: str) -> Iterator[FieldChange]:
-    """Yield the entries in which two JSON values differ; a list counts as one entry."""
+    """Yield the entries in which two JSON values differ; lists are compared as a whole."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted(set(old) | set(new)):
             below = f"{path}/{name}" if path else name
@@ -139,7 +140,7 @@ def diff_data(old: Any, new: Any, path: str) -> Iterator[FieldChange]:
 
 
 def diff_tensor(name: str, old: NDArray | None, new: NDArray | None) -> TensorChange | None:
-    """Compare one tensor; None if the bits are equal.
+    """Compare two versions of a tensor; return None if the bits are equal.
 
     >>> change = diff_tensor("out.o.float64", np.array([1.0, 2.0]), np.array([1.0, 2.0 + 2**-50]))
     >>> change.elements, change.largest, change.unit
@@ -179,14 +180,14 @@ def raw(x: NDArray) -> NDArray:
 
 
 def steps(x: NDArray) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Return whether each float is negative, and its distance from 0, counted in numbers of its format."""
+    """Return whether each float is negative, and its distance from 0 in steps between numbers of its format."""
     pattern, width = bits(x).astype(np.uint64), 8 * x.dtype.itemsize
     sign = np.uint64(1 << (width - 1))
     return (pattern & sign) != 0, pattern & ~sign
 
 
 def magnitude(x: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Return whether each integer is negative, and its absolute value as uint64, in which 2**63 fits."""
+    """Return whether each integer is negative, and its absolute value as uint64, which can hold 2**63."""
     negative = x < 0
     pattern = x.view(np.uint64)
     return negative, np.where(negative, ~pattern + np.uint64(1), pattern)
@@ -196,7 +197,7 @@ def largest_distance(
     old: tuple[NDArray[np.bool_], NDArray[np.uint64]],
     new: tuple[NDArray[np.bool_], NDArray[np.uint64]],
 ) -> int:
-    """Return the largest difference of two arrays, each given as (negative, absolute value); it is below 2**64."""
+    """Return the largest difference, below 2**64, of two arrays, each given as (is negative, absolute value)."""
     (sign_old, size_old), (sign_new, size_new) = old, new
     same = np.maximum(size_old, size_new) - np.minimum(size_old, size_new)
     return int(np.where(sign_old == sign_new, same, size_old + size_new).max(initial=0))

@@ -1,6 +1,6 @@
 """Open, check and write sets of golden cases.
 
-docs/vectors/format.md defines the format independently of this code.
+The page docs/vectors/format.md defines the format independently of this code.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ Progress = Callable[[int, int, str], None]
 class VectorSet:
     """The set of golden cases in the folder ``path``; iterating over a set gives its cases, sorted by id.
 
-    Withdrawn cases are included; ``Case.withdrawn`` says whether a case is withdrawn. Files are checked when they are
-    read. ``manifest``: the content of manifest.json.
+    Cases that are no longer used are included; ``Case.withdrawn`` marks them. Files are checked when they are read.
+    ``manifest``: the content of manifest.json.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class VectorSet:
 
     @property
     def set_version(self) -> str:
-        """The version of the set, which rises when cases are added or withdrawn."""
+        """The version of the set, which increases when cases are added or withdrawn."""
         return self.manifest.set_version
 
     @property
@@ -115,14 +115,14 @@ class VectorSet:
 
     @cached_property
     def flags(self) -> Mapping[str, Flag]:
-        """The flags (classes of bugs) that cases of the set can have, by name, with explanations."""
+        """The flags, which explain the classes of bugs that the cases detect, by name."""
         listed = self.manifest.flags
         data = read_listed(self.path, FLAGS_FILE, listed.bytes, listed.sha256)
         return flags_from_json(data)
 
 
 def open_set(name: str | os.PathLike[str]) -> VectorSet:
-    """Open the set "core" or "kernel" of this package, or the set in the folder ``name``; only the manifest is read.
+    """Open the set "core" or "kernel" of this package, or the set in the folder ``name``. Only its manifest is read.
 
     To open a folder that is called "core", pass "./core".
     Raises :class:`~ringspec.errors.VectorError` if there is no such folder or the folder is not a set.
@@ -148,9 +148,9 @@ def path_of(name: object) -> Path:
 def check_set(path: str | os.PathLike[str], progress: Progress | None = None) -> VectorSet:
     """Check each file, case, tensor shape and digest of a set, and return the set. Values are not recomputed.
 
-    ``path`` is the ``name`` of :func:`open_set`. ``progress(done, total, id)`` is called after each case. Raises
-    a subclass of :class:`~ringspec.errors.RingspecError` for the first fault. Only one case is in memory
-    at a time.
+    ``path`` is the ``name`` of :func:`open_set`. ``progress(done, total, id)`` is called after each case. Raises a
+    subclass of :class:`~ringspec.errors.RingspecError` for the first fault. Cases are read one at a time to limit
+    memory.
     """
     vectors = open_set(path)
     check_listing(vectors.path, {MANIFEST_FILE, *vectors.manifest.files()})
@@ -173,7 +173,7 @@ def write_set(
     *,
     spec_version: str | None = None,
 ) -> VectorSet:
-    """Write a new set to the folder ``path``, which appears only when the set is complete.
+    """Write a new set to the folder ``path``, which is created only when the set is complete.
 
     ``name`` and ``set_version`` are written to the manifest, ``flags`` to flags.json. ``entries`` yields the cases with
     their tensors, which are written one by one; the bytes of the set do not depend on the order of the cases.
