@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def report_of(name: str, shape: Shape, outcome: Outcome, seconds: float) -> dict[str, Any]:
-    """Return the report as plain data: counts and estimated time of the busiest rank, and the simulation's speed."""
+    """Return a report as plain data: counts and estimated time of the busiest rank, and the speed of the simulation."""
     busiest = max(outcome.ranks, key=lambda counters: roofline(counters, shape.lnc).overlapped)
     return {
         "kernel": name,

@@ -1,6 +1,6 @@
 """The only module from which kernels import NKI: ``from nki_impl.lang import nki, nl, nisa, ncc``.
 
-The environment variable RINGSPEC_NKI selects the backend at import:
+The environment variable RINGSPEC_NKI selects the backend when this module is imported:
 
 - ``simulator`` (the default): the simulator of this package, which runs collectives on any machine;
 - ``nki-simulate``: the official ``nki`` package with its function ``nki.simulate``, which runs only kernels without
@@ -31,11 +31,11 @@ FLOORS = {"nki": (0, 3), "neuronx-cc": (2, 24)}
 
 
 class BackendError(ImportError):
-    """RINGSPEC_NKI is not a backend's name, or that backend's packages are missing or placeholders."""
+    """RINGSPEC_NKI is not the name of a backend, or the packages of that backend are missing or placeholders."""
 
 
 def chosen_backend() -> str:
-    """Return the value of RINGSPEC_NKI, "simulator" by default; raises :class:`BackendError`."""
+    """Return the value of RINGSPEC_NKI, or "simulator" if it is not set; raises :class:`BackendError`."""
     chosen = os.environ.get("RINGSPEC_NKI") or "simulator"
     if chosen not in BACKENDS:
         raise BackendError(f"RINGSPEC_NKI is {chosen!r}; it can be {', '.join(BACKENDS)}")
@@ -63,7 +63,7 @@ def check_package(distribution: str) -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version.
+    """Return the numbers at the start of a version string.
 
     >>> _numbers("1.0.post1"), _numbers("2.24.8799.0+6f62ff7c")
     ((1, 0), (2, 24, 8799, 0))

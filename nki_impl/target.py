@@ -1,16 +1,16 @@
-"""The ring kernels as targets of the conformance suite: ``ringspec check nki_impl``.
+"""The ring kernels as targets of the conformance suite, which ``ringspec check nki_impl`` runs.
 
 This is the only module of the package that imports ringspec. It converts the arrays of a call to the layout that the
 kernels require, and converts the results back. The conversion changes values in two cases only:
 
-- With a causal mask the kernels require that the caller multiplies q and dq by the scale. This is exact if the scale is
-  a power of two.
+- With a causal mask, the kernels leave it to the caller to multiply q and dq by the scale. This is exact if the scale
+  is a power of two.
 - The kernels return gradients in float32. They are rounded once if the call requests a narrower format.
 
 The targets:
 
 ``nki_impl``       head dimensions whose default scale is a power of two, with or without a causal mask
-``nki_impl_lnc2``  the same on ranks of two cores
+``nki_impl_lnc2``  the same, on ranks of two cores
 ``nki_impl_full``  any head dimension up to 128, without a causal mask
 """
 
@@ -56,10 +56,10 @@ SCALED = "under a causal mask q is multiplied by the scale, a power of two, befo
 
 
 class NkiImpl:
-    """A target that runs both passes on ranks of ``lnc`` cores.
+    """A target that runs the forward and the backward kernel on ranks of ``lnc`` cores.
 
-    ``claims`` are added to the claims that all targets of this module share; ``name`` and ``notes`` are printed in the
-    report.
+    ``claims``, which say what the target supports, are added to the claims that all targets of this module share.
+    ``name`` and ``notes`` are printed in the report.
     """
 
     def __init__(self, name: str, lnc: int = 1, notes: tuple[str, ...] = (), **claims: Any) -> None:

@@ -1,8 +1,8 @@
 """The kernels that ``python -m nki_impl profile`` runs, by name, with arguments for them.
 
-A workload is a function that takes a :class:`Shape` and returns a kernel and its arguments for each rank. The ring
-attention kernels have names. Any other kernel is given as ``package.module:function``, and its module must have
-a function ``workload(shape)``.
+A *workload* is a function that takes a :class:`Shape` and returns a kernel and its arguments for each rank. The kernels
+of this package are called by their names. Any other kernel is given as ``package.module:function``, and its module must
+define a function ``workload(shape)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DTYPES = {"bf16": dtypes.bfloat16, "fp16": dtypes.float16, "fp32": dtypes.float3
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a run: ranks, cores per rank, batch, heads, rows per rank, head dimension."""
+    """The size of a run: ranks, cores per rank, batch, heads, rows per rank, and head dimension."""
 
     world: int = 4
     lnc: int = 1
@@ -53,7 +53,7 @@ def _kernel(name: str) -> Callable[..., Any]:
 
 
 def ring_attention_spmd_fwd(shape: Shape) -> tuple[Callable[..., Any], Arguments]:
-    """Return the forward kernel with ``training``, and random inputs for it, in contiguous or striped layout."""
+    """Return the forward kernel with ``training``, and random inputs for it in contiguous or striped layout."""
     sizes = (shape.batch, shape.heads)
     scale = 1 / math.sqrt(shape.dim)
     arguments: Arguments = []

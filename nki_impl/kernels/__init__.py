@@ -53,8 +53,8 @@ Backward, from q, k, v, dy, o and lse as given:
 - B7  Order of the additions in B6: query owners r, r-1, ..., r-W+1 (mod W), where r is the key's owner; for one
   owner by query head of the group, then by ascending stretch.
 - B8  dq of a row at one step starts at 0. For each key tile, in ascending order, the sum of dS k over the 512 keys of
-the
-  tile is computed in one float32 accumulation, multiplied by the scale, rounded to float32, and added to dq in float32.
+  the tile is computed in one float32 accumulation, multiplied by the scale, rounded to float32, and added to dq in
+  float32.
 - B9  The final dq of a row of owner r is the sum of dq of B8 for the key owners r, r+1, ..., r+W-1 (mod W), added
   in this order in float32, one addition per hop.
 - B10 dq, dk, dv are float32.

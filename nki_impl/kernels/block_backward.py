@@ -1,9 +1,10 @@
 """The gradients of one stretch (at most 2048 rows) of queries against one stretch of keys.
 
-P is recomputed from the scores and the lse of the forward pass; nothing is rescaled. All three gradients are stored
-by columns, [D, n], like q, k and v, so that every product is 512 wide. dV^T and dK^T of a key tile are accumulated in
-PSUM over all query tiles. dQ^T of four query tiles is accumulated in PSUM over the chunks of 128 keys of a key tile. Of
-the matrices [rows, keys] only dS is transposed.
+The probabilities P are recomputed from the scores and the lse of the forward pass; nothing is rescaled. The gradients
+dQ, dK and dV are stored by columns, [D, n], like q, k and v, so that every product is 512 wide. dV^T and dK^T of a key
+tile (512 keys) are accumulated in PSUM over all query tiles (128 rows). dQ^T of four query tiles is accumulated in PSUM
+over the chunks of 128 keys of a key tile. dS, the gradient of the scores, is the only matrix [rows, keys] that is
+transposed.
 
 Source of the method: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 2.
 """
@@ -24,9 +25,9 @@ TILES = 4
 class Queries(nl.NKIObject):  # type: ignore[name-defined]
     """A stretch of query rows on chip, which starts at row ``first``.
 
-    ``q``, ``dy`` [D, n] and ``q_rows``, ``dy_rows`` [128, n / 128, D] in the input dtype. ``bias`` (-lse), ``delta``
-    (dy_o_sum), ``low`` and ``high`` [128, n / 128] float32; a row sees the keys low <= j < high. ``low`` and ``high``
-    are None without a mask. ``dq`` [D, n] float32 is the accumulator.
+    ``q``, ``dy`` [D, n] and ``q_rows``, ``dy_rows`` [128, n / 128, D] have the input dtype. ``bias`` (-lse), ``delta``
+    (dy_o_sum), ``low`` and ``high`` are [128, n / 128] float32. A row sees the keys low <= j < high; ``low`` and
+    ``high`` are None without a mask. ``dq`` [D, n] float32 is the accumulator.
     """
 
     first: int
@@ -45,8 +46,8 @@ class Queries(nl.NKIObject):  # type: ignore[name-defined]
 class Keys(nl.NKIObject):  # type: ignore[name-defined]
     """A stretch of keys on chip, which starts at key ``first``.
 
-    ``k``, ``v`` [D, n] and ``k_rows`` [128, n / 128, D] in the input dtype. The accumulators ``dk`` and ``dv`` [D, n]
-    are float32, or the input dtype without mixed precision.
+    ``k``, ``v`` [D, n] and ``k_rows`` [128, n / 128, D] have the input dtype. The accumulators ``dk`` and ``dv`` [D, n]
+    are float32; without mixed precision, they have the input dtype.
     """
 
     first: int
@@ -60,8 +61,7 @@ class Keys(nl.NKIObject):  # type: ignore[name-defined]
 def block_backward(queries: Queries, keys: Keys, scale: float, is_triangle: bool) -> None:
     """Add the gradients of ``queries`` against ``keys`` to ``queries.dq``, ``keys.dk`` and ``keys.dv``.
 
-    ``is_triangle``: no row attends to a key with a larger index than its own. Tiles that have only such pairs are then
-    left out.
+    ``is_triangle``: no row attends to a key with a larger index than its own, so tiles above the diagonal are left out.
     """
     for start in range(0, keys.k.shape[1], KEYS):
         stop = min(start + KEYS, keys.k.shape[1])
@@ -73,9 +73,9 @@ def block_backward(queries: Queries, keys: Keys, scale: float, is_triangle: bool
 
 
 def key_tile(queries: Queries, keys: Keys, span: tuple[int, int], first: int, scale: float) -> None:
-    """Compute query tile ``first`` and all later ones against one key tile.
+    """Compute the gradients of one key tile against query tile ``first`` and all later ones.
 
-    ``span``: (start, stop) of the key tile in its stretch.
+    ``span`` is (start, stop) of the key tile in its stretch.
     """
     start, stop = span
     width = keys.k.shape[0]
@@ -111,9 +111,9 @@ def key_tile(queries: Queries, keys: Keys, span: tuple[int, int], first: int, sc
 def score_tile(
     queries: Queries, keys: Keys, span: tuple[int, int], t: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute P and dS [128, keys] of one query tile in the input dtype, as operands of products.
+    """Compute P and dS [128, keys] of one query tile, rounded to the input dtype for the matrix products.
 
-    P = exp(scale * q k - lse), and dS = P * (dy v - delta), computed with P before it is rounded.
+    P = exp(scale * q k - lse). dS = P * (dy v - delta) uses P before rounding.
     """
     start, stop = span
     tile = (ROWS, stop - start)
@@ -152,7 +152,7 @@ def score_tile(
 def hidden_scores(
     products: Tensor, low: Tensor, high: Tensor, first_key: int, scale: float
 ) -> Tensor:
-    """Compute scale * q k on chip in float32, with the value HIDDEN for masked keys.
+    """Compute scale * q k on chip in float32, and write the value HIDDEN for masked keys.
 
     The scale is applied before the mask, so that a negative scale cannot change the sign of HIDDEN.
     """
@@ -168,7 +168,10 @@ def hidden_scores(
 def add_dq(
     queries: Queries, keys: Keys, start: int, turned: Tensor, begin: int, scale: float
 ) -> None:
-    """Add scale * K^T dS^T to dQ^T of query tile ``begin`` and later ones; ``turned`` is dS^T in chunks of 128 keys."""
+    """Add scale * K^T dS^T to dQ^T of query tile ``begin`` and the tiles after it.
+
+    ``turned`` is dS^T, in chunks of 128 keys.
+    """
     chunks, columns = turned.shape[1], turned.shape[2]
     product = nl.ndarray((keys.k.shape[0], columns), dtype=nl.float32, buffer=nl.psum)
     for c in range(chunks):
@@ -178,7 +181,7 @@ def add_dq(
 
 
 def add_scaled(total: Tensor, product: Tensor, scale: float) -> None:
-    """Add scale * product to ``total``, in float32, rounded once to the dtype of ``total``."""
+    """Add scale * product to ``total``; compute in float32, and round once to the dtype of ``total``."""
     nisa.scalar_tensor_tensor(
         dst=total, data=product, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=total
     )

@@ -1,7 +1,7 @@
-"""Attention of one query tile (128 rows) over a stretch of at most 2048 keys: unnormalised output, softmax statistics.
+"""Attention of one query tile (128 rows) over a stretch of keys, as an unnormalised output with softmax statistics.
 
-The scores of the whole stretch are on chip at once, so the row maximum is taken before the first
-exponential, and nothing is rescaled inside a block.
+A *stretch* is a range of at most 2048 keys. Its scores are all on chip at once, so the row maximum is taken before the
+first exponential, and nothing is rescaled within a stretch.
 
 Source of the method: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 1.
 """
@@ -19,8 +19,8 @@ def block_forward(
 ) -> Partial:
     """Compute the partial result of a query tile over the keys first_key .. first_key + n - 1.
 
-    ``q`` [D, 128], ``k`` [D, n], ``v`` [128, n / 128, D] on chip, of one dtype; n is at most STRETCH.
-    ``low``, ``high`` [128, 1] float32: a row sees the keys low <= j < high; both None without a mask.
+    ``q`` [D, 128], ``k`` [D, n], ``v`` [128, n / 128, D] are on chip and have one dtype; n is at most STRETCH. ``low``,
+    ``high`` [128, 1] float32: a row sees the keys low <= j < high; both are None without a mask.
     """
     scores, n = masked_scores(q, k, low, high, first_key, scale)
     p = nl.ndarray(scores.shape, dtype=v.dtype, buffer=nl.sbuf)
@@ -40,7 +40,7 @@ def block_forward(
 def masked_scores(
     q: Tensor, k: Tensor, low: Tensor, high: Tensor, first_key: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute scale * q k, [128, n] float32, with HIDDEN for masked keys, and the negated row maximum [128, 1]."""
+    """Compute the scores scale * q k [128, n], with HIDDEN for masked keys, and minus the row maximum [128, 1]."""
     length = k.shape[1]
     scores = nl.ndarray((ROWS, length), dtype=nl.float32, buffer=nl.sbuf)
     tops = nl.ndarray((ROWS, (length + KEYS - 1) // KEYS), dtype=nl.float32, buffer=nl.sbuf)

@@ -1,4 +1,4 @@
-"""Checks of the kernels' arguments before anything runs; each raises AssertionError with what was expected."""
+"""Checks of a kernel's arguments before anything runs; each raises AssertionError and says what was expected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def check_tensors(tensors: tuple[Tensor, ...], shape: Any, dtype: DType) -> None
 
 
 def check_sizes(heads: int, key_heads: int, length: int, width: int, workers: int) -> None:
-    """Require whole groups of heads, whole tiles of rows, and a head dimension that fits the partitions."""
+    """Require that heads form whole groups, that rows fill whole tiles, and that the head dimension is at most 128.
+
+    All positions in the ring must be below 2^24, so that float32 represents them exactly.
+    """
     assert heads % key_heads == 0, f"{key_heads} key heads do not divide {heads} query heads"
     assert width <= MAX_HEAD_DIM, f"expected d <= {MAX_HEAD_DIM}, got {width}: see tp_q and tp_k"
     assert length % ROWS == 0, f"expected a length on one rank divisible by {ROWS}, got {length}"
@@ -31,7 +34,7 @@ def check_sizes(heads: int, key_heads: int, length: int, width: int, workers: in
 def check_masks(
     causal: bool, striped: bool, bound_min: Tensor, bound_max: Tensor, shape: tuple[int, int]
 ) -> None:
-    """Require a causal mask for striped input; for bounds require a causal mask, striped input, and both bounds."""
+    """Require a causal mask for striped input. If there are bounds, require striped input and both bounds."""
     assert causal or not striped, "striped input needs a causal mask"
     has_min, has_max = bound_min is not None, bound_max is not None
     assert has_min == has_max, "expected bound_min and bound_max together"
@@ -61,7 +64,10 @@ def given_scale(softmax_scale: float | None, width: int) -> float:
 
 
 def forward_scale(softmax_scale: float | None, causal: bool, width: int) -> float:
-    """Return the scale of the forward pass: 1.0 with a causal mask (q is pre-scaled), else :func:`given_scale`."""
+    """Return the scale of the forward pass: :func:`given_scale`, or 1.0 with a causal mask.
+
+    With a causal mask, q must be multiplied by the scale before the call.
+    """
     if not causal:
         return given_scale(softmax_scale, width)
     assert softmax_scale is None or softmax_scale == 1.0, (

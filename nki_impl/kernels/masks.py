@@ -1,14 +1,14 @@
 """Masks as two numbers per query row: key j of one rank is visible to the row if low <= j < high.
 
 Let t be the index of the row on its rank, ``a`` the ring position of that rank, and ``b`` the ring position of the rank
-that owns the keys. A causal mask requires j <= t + cp_offset:
+that owns the keys. A rank holds s rows. A causal mask requires j <= t + cp_offset:
 
 - contiguous layout: cp_offset = (a - b) * s, so a row sees all keys, the keys up to its own index, or none;
 - striped layout: cp_offset = -1 if a < b, else 0.
 
 Packed documents also require bound_min[t] <= j < bound_max[t], in both passes.
 
-Masks are data, not branches, because all ranks run the same program, and only the device knows a and b.
+A mask is data, not a branch of the program, because all ranks run the same program, and only the device knows a and b.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLOOR = HIDDEN / 2
 
 @dataclass
 class Mask(nl.NKIObject):  # type: ignore[name-defined]
-    """The terms of a mask: whether it is ``causal``, whether the layout is ``striped``, and the bounds or None."""
+    """The parameters of a mask: whether it is ``causal``, whether the layout is ``striped``, and the bounds or None."""
 
     causal: bool
     striped: bool
@@ -35,15 +35,18 @@ class Mask(nl.NKIObject):  # type: ignore[name-defined]
 
 
 def is_triangle(mask: Mask, step: int) -> bool:
-    """Return whether, on every rank, row t attends to no key j > t in this step, so that tiles can be left out."""
+    """Return whether, in this step, no row t on any rank attends to a key j > t.
+
+    Tiles above the diagonal can then be left out.
+    """
     return mask.causal and (mask.striped or step == 0)
 
 
 def row_limits(mask: Mask, rows: int, query_position: Tensor, key_position: Tensor) -> Tensor:
-    """Compute ``high`` [128, s / 128] of a step from the causal mask alone: key j is visible to row t if j < high.
+    """Compute ``high`` [128, s / 128] of one step for the causal mask alone: key j is visible to row t if j < high.
 
-    ``query_position`` and ``key_position`` are [128, 1] tiles with the ring positions of the owners. At step 0 one of
-    them is None, because the owners are the same rank and the offset is 0.
+    ``query_position`` and ``key_position`` are [128, 1] tiles with the ring positions of the ranks that own the queries
+    and the keys. At step 0 one of the two is None: both owners are the same rank, and the offset is 0.
     """
     high = nl.ndarray((ROWS, rows // ROWS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=high, pattern=[[ROWS, rows // ROWS]], offset=1, channel_multiplier=1)
@@ -54,7 +57,7 @@ def row_limits(mask: Mask, rows: int, query_position: Tensor, key_position: Tens
 
 
 def cp_offset(mask: Mask, rows: int, query_position: Tensor, key_position: Tensor) -> Tensor:
-    """Compute the largest visible j - t of key j and row t, [128, 1] float32; exact below 2^24 tokens."""
+    """Compute the largest j - t for which key j is visible to row t, as [128, 1] float32; exact below 2^24 tokens."""
     offset = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
     op = nl.less if mask.striped else nl.subtract
     factor = -1.0 if mask.striped else float(rows)
@@ -87,9 +90,10 @@ def load_bound(bound: Tensor) -> Tensor:
 def hide(
     scores: Tensor, given: Tensor, low: Tensor, high: Tensor, first_key: int, top: Tensor
 ) -> None:
-    """Set ``scores`` to ``given`` where low <= first_key + j < high, else to HIDDEN, and ``top`` to the row maxima.
+    """Copy ``given`` to ``scores`` where key j has low <= first_key + j < high, and write HIDDEN elsewhere.
 
-    ``given`` may be in PSUM. ``low`` and ``high`` are [128, 1]; ``top`` is [128, 1] or None.
+    ``top`` [128, 1], unless it is None, gets the row maxima of the result. ``given`` may be in PSUM. ``low`` and
+    ``high`` are [128, 1].
     """
     nisa.range_select(
         dst=scores,

@@ -1,9 +1,10 @@
-"""The running softmax of a query tile: merging two partial results, and the final normalisation.
+"""The running softmax of a query tile (128 rows): merging two partial results, and the final normalisation.
 
-A partial result over some keys is (``o``, ``l``, ``n``): the unnormalised sum of exp(s - m) v, the sum
-of exp(s - m), and n = -m, the negated row maximum, which is the bias operand of the exponential.
-All numbers are float32. A row that has seen no visible key has o = 0, l = 0, m = FLOOR. Merging such a row needs
-no special case: exp(FLOOR - m) is 0 if the other side has a real maximum m, and 1 if the other side is empty too.
+A partial result over some keys consists of ``o``, the unnormalised sum of exp(s - m) v; ``l``, the sum of exp(s - m);
+and n = -m. Here s are the scores and m is the row maximum. n is stored in place of m because it is the bias operand of
+the exponential. All numbers are float32. A row that has seen no visible key has o = 0, l = 0, m = FLOOR. This row is
+merged like any other: its weight exp(FLOOR - m) is 0 if the other partial result has a real maximum m, and 1 if that
+result is empty, too.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def weight(old: Tensor, new: Tensor) -> Tensor:
 
 
 def add_weighted(held: Tensor, c_held: Tensor, block: Tensor, c_block: Tensor) -> None:
-    """Set held = held * c_held + block * c_block, row by row; this also changes ``block``."""
+    """Set held = held * c_held + block * c_block in each row; ``block`` is overwritten by block * c_block."""
     nisa.tensor_scalar(dst=block, data=block, op0=nl.multiply, operand0=c_block)
     nisa.scalar_tensor_tensor(
         dst=held, data=held, op0=nl.multiply, operand0=c_held, op1=nl.add, operand1=block
@@ -63,7 +64,7 @@ def take(held: Partial, block: Partial) -> None:
 
 
 def finish(held: Partial, o: Tensor) -> None:
-    """Write o / l, rounded once to the dtype of ``o`` [128, D]; 0 for a row without keys."""
+    """Write held.o / held.l to ``o`` [128, D], rounded once to its dtype; 0 for a row without visible keys."""
     inverse = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=inverse, data=held.l, op0=nl.maximum, operand0=LEAST_SUM)
     nisa.reciprocal(dst=inverse, data=inverse)
@@ -71,7 +72,10 @@ def finish(held: Partial, o: Tensor) -> None:
 
 
 def log_sum_exp(l: Tensor, n: Tensor, lse: Tensor) -> None:
-    """Write lse = m + log(l) (natural), all three [128, tiles]; -inf for a row without visible keys."""
+    """Write lse = m + log(l), a natural logarithm; -inf for a row without visible keys.
+
+    All arrays are [128, tiles], with one column for each query tile.
+    """
     least = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=least, data=l, op0=nl.maximum, operand0=LEAST_SUM)
     log = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)

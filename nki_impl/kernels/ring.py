@@ -1,9 +1,9 @@
 """The ring as a kernel uses it: its cores, its travelling buffers, and the owner of the current data.
 
-A rank runs on one physical core or on two (LNC 2). Travelling data are in a pair of buffers. At
-step t the kernel computes with ``pair[t % 2]`` while the permute fills the other buffer from the
-predecessor. The permute is issued before the computation of the step. The permute and the computation only read
-``pair[t % 2]``, so they may run at the same time.
+A rank runs on one physical core or on two (LNC 2). Data that travel around the ring are held in a pair of buffers. At
+step t the kernel computes with ``pair[t % 2]`` while a permute fills the other buffer with data from the predecessor.
+The permute is issued before the computation of the step. Permute and computation only read ``pair[t % 2]``, so they may
+run at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass
 class Ring(nl.NKIObject):  # type: ignore[name-defined]
-    """The ring of a launch: ``workers`` ranks per group, ``cores`` cores per rank; this program is core ``core``."""
+    """The ring of a launch: ``workers`` ranks per group, ``cores`` cores per rank, of which ``core`` is this one."""
 
     workers: int
     group: Any
@@ -29,7 +29,7 @@ class Ring(nl.NKIObject):  # type: ignore[name-defined]
 
 
 def open_ring(replica_groups: Any, num_workers: int) -> Ring:
-    """Make the ring of ``replica_groups``; None: one ring of ranks 0 .. num_workers-1."""
+    """Make the ring of ``replica_groups``; None means one ring of ranks 0 .. num_workers-1."""
     ranks = replica_groups
     if replica_groups is None or len(replica_groups) == 0:
         ranks = (tuple(range(num_workers)),)
@@ -40,14 +40,14 @@ def open_ring(replica_groups: Any, num_workers: int) -> Ring:
 
 
 def travelling_memory(ring: Ring) -> Any:
-    """Return the memory for operands of collectives, which all cores of a rank can access."""
+    """Return the memory for the operands of collectives; all cores of a rank can access it."""
     if ring.cores > 1:
         return nl.shared_hbm
     return nl.private_hbm
 
 
 def travelling_pair(ring: Ring, shape: Any, dtype: DType, name: str) -> Pair:
-    """Allocate two buffers for travelling data; the first one receives the rank's own data."""
+    """Allocate two buffers for travelling data. The first one receives the rank's own data."""
     memory = travelling_memory(ring)
     first = nl.ndarray(shape, dtype=dtype, buffer=memory, name=name + "_even")
     second = nl.ndarray(shape, dtype=dtype, buffer=memory, name=name + "_odd")
@@ -55,7 +55,7 @@ def travelling_pair(ring: Ring, shape: Any, dtype: DType, name: str) -> Pair:
 
 
 def held(pair: Pair, step: int) -> Tensor:
-    """Return the buffer of a pair that holds the data of step ``step``."""
+    """Return the buffer of a pair that holds the data of this step."""
     return pair[step % 2]
 
 
@@ -73,18 +73,19 @@ def pass_on(ring: Ring, pair: Pair, step: int) -> None:
 
 
 def wait_for_both_cores(ring: Ring, tensors: Any) -> None:
-    """Wait for both cores of the rank; afterwards each core and collectives see all earlier writes to ``tensors``."""
+    """Wait for both cores of the rank; each core and later collectives then see all earlier writes to ``tensors``."""
     if ring.cores > 1:
         for tensor in tensors:
             nisa.core_barrier(data=tensor, cores=(0, 1))
 
 
 def position_table(ring: Ring) -> Tensor:
-    """Make a table in HBM [ranks, 1]: the ring position of each rank id, in float32.
+    """Make a table in HBM [ranks, 1] with the ring position of each rank id, in float32.
 
-    The device gives the owner of the current data as a rank id in a register, and neither Python nor an
-    engine can compute with a register. A load from this table, with the register as index, puts the ring position into
-    a tile. With groups (0..n-1), (n..2n-1), ... the table also works if the device gives the id within the group.
+    The device gives the owner of the current data as a rank id in a register. Neither Python nor an engine can compute
+    with a register. But a load from this table can use the register as its index, and puts the ring position into a
+    tile. For groups (0..n-1), (n..2n-1), ... the table also works if the register holds the rank's number within its
+    group.
     """
     size = len(ring.ranks) * ring.workers
     row = nl.ndarray((1, size), dtype=nl.float32, buffer=nl.sbuf)
@@ -98,7 +99,10 @@ def position_table(ring: Ring) -> Tensor:
 
 
 def position_at(ring: Ring, table: Tensor, step: int) -> Tensor:
-    """Load the ring position of the owner of this step's data as [128, 1] float32; at step 0 this rank is the owner."""
+    """Load the ring position [128, 1] float32 of the owner of this step's data.
+
+    At step 0 this is the position of this rank.
+    """
     owner = ncc.collective_permute_implicit_current_processing_rank_id(
         iteration_id=step, replica_group=ring.group
     )

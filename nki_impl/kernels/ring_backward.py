@@ -1,9 +1,10 @@
 """Ring attention, backward: keys and values stay, and queries travel with their dQ.
 
-One item is a key head with the query heads that share it. At step t, rank r holds the queries, dY and row data (lse,
-delta and bounds of each row) of the rank t places earlier in the ring. Rank r adds to its own dK and dV. It adds its
-contribution to dQ to the sum that arrived with the queries, and sends the sum to its successor. After W hops the sum is
-complete and back at the owner of the queries. Queries, dY and row data make W - 1 hops.
+An *item* is a key head with the query heads that share it. At step t, rank r holds the queries, dY and row data (lse,
+delta and bounds of each row) of the rank t places earlier in the ring. Rank r adds to its own dK and dV. It also
+computes a contribution to dQ, adds it to the sum of dQ that arrived with the queries, and sends the sum to its
+successor. After W hops the sum is complete and back at the owner of the queries. Queries, dY and row data make W - 1
+hops.
 
 Sources: Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889; the interface is that of
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-bwd.html
@@ -44,7 +45,7 @@ Item = tuple[int, int]
 
 @dataclass
 class Travellers(nl.NKIObject):  # type: ignore[name-defined]
-    """The travelling buffers, two of each kind; dimension 0 has one part for each core of the rank.
+    """The travelling buffers, two of each kind; their first dimension has one part for each core of the rank.
 
     ``q``, ``dy`` [cores, group, D, S]. ``planes`` [cores, planes, 128, S / 128]: the row data
     (:mod:`nki_impl.kernels.row_data`). ``dq`` [cores, group, D, S] float32: the sum that travels. ``dq_block``, of the
@@ -63,8 +64,9 @@ class Travellers(nl.NKIObject):  # type: ignore[name-defined]
 class Backward(nl.NKIObject):  # type: ignore[name-defined]
     """The constants of a backward pass: the tensors of this rank, and the travelling buffers.
 
-    ``group``: number of query heads that share a key head. ``narrow``: the dtype of the accumulators of dk and dv, to
-    which -lse and delta are rounded as well. ``positions``: the table of ring positions; None if no mask needs it.
+    ``group`` is the number of query heads that share a key head. ``narrow`` is the dtype of the accumulators of dk and
+    dv; -lse and delta are rounded to it as well. ``positions`` is the table of ring positions, or None if no mask needs
+    it.
     """
 
     ring: Ring
@@ -202,7 +204,10 @@ def make_travellers(ring: Ring, mask: Mask, group: int, q: Tensor) -> Travellers
 
 
 def one_item(backward: Backward, item: Item, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
-    """Run the whole ring for one item, and write dq [group, D, S] and dk, dv [D, S] in HBM; dq None: discard it."""
+    """Run the whole ring for one item, and write dq [group, D, S] and dk, dv [D, S] in HBM.
+
+    If ``dq`` is None, dq is computed but not written.
+    """
     ring, travellers = backward.ring, backward.travellers
     fill(backward, item)
     mine, owner = None, None
@@ -240,9 +245,9 @@ def fill(backward: Backward, item: Item) -> None:
 
 
 def at_hand(backward: Backward, step: int, owner: Tensor, mine: Tensor) -> Block:
-    """Return the data of step ``step``.
+    """Return the data that this rank holds at step ``step``.
 
-    ``owner``: the ring position of the rank that owns the queries. ``mine``: the ring position of this rank.
+    ``owner`` is the ring position of the rank that owns the queries, and ``mine`` that of this rank.
     """
     core, travellers = backward.ring.core, backward.travellers
     high = None
@@ -304,7 +309,10 @@ def go_over_keys(backward: Backward, block: Block, item: Item, dk: Tensor, dv: T
 
 
 def one_stretch(backward: Backward, block: Block, keys: Keys, g: int, first: int, end: int) -> None:
-    """Compute rows first..end-1 of query head ``g`` against one stretch of keys, and add to the rows' dq, dk and dv."""
+    """Compute rows first..end-1 of query head ``g`` against one stretch of keys.
+
+    The gradients are added to dq of the rows, and to dk and dv of the keys.
+    """
     q = load_columns(block.q[g], first, end)
     dy = load_columns(block.dy[g], first, end)
     bias = load_plane(block.planes, 2 * g, first, end)
@@ -318,7 +326,7 @@ def one_stretch(backward: Backward, block: Block, keys: Keys, g: int, first: int
 
 
 def limits(backward: Backward, block: Block, first: int, end: int) -> tuple[Tensor, Tensor]:
-    """Load the ranges of visible keys (low, high), [128, n / 128], of rows first..end-1; None without a mask."""
+    """Load the ranges of visible keys, low and high [128, n / 128], of rows first..end-1; None without a mask."""
     if block.high is None:
         return None, None
     high = block.high[:, first // ROWS : end // ROWS]
@@ -330,7 +338,7 @@ def limits(backward: Backward, block: Block, first: int, end: int) -> tuple[Tens
 
 
 def load_sum(head: Tensor, start: int, stop: int, dtype: DType, is_begun: bool) -> Tensor:
-    """Load columns start..stop-1 of an accumulator [D, S] in HBM; zeros unless ``is_begun``."""
+    """Load columns start..stop-1 of an accumulator [D, S] in HBM; return zeros unless a step has begun it."""
     total = nl.ndarray((head.shape[0], stop - start), dtype=dtype, buffer=nl.sbuf)
     if is_begun:
         nisa.dma_copy(dst=total, src=head[:, start:stop])

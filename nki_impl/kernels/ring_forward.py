@@ -1,8 +1,9 @@
 """Ring attention, forward: queries stay, keys and values travel.
 
-At step t, rank r holds the keys and values of the rank t places earlier in the ring. The queries of each head attend
-to these keys in stretches of at most 2048 (:mod:`block_forward`). Every partial result is merged into the running
-softmax of its query tile (:mod:`merge`), which is stored in HBM between steps. Keys and values make W - 1 hops.
+At step t, rank r holds the keys and values of the rank t places earlier in the ring. The queries of each head attend to
+these keys in *stretches* of at most 2048 (:mod:`block_forward`). Every partial result is merged into the running
+softmax of its query tile of 128 rows (:mod:`merge`), which is stored in HBM between steps. Keys and values make W - 1
+hops.
 
 Sources: Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889; the interface is that of
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-fwd.html
@@ -56,10 +57,10 @@ from nki_impl.lang import nisa, nki, nl
 
 @dataclass
 class Forward(nl.NKIObject):  # type: ignore[name-defined]
-    """The constants of a forward pass: inputs, outputs and the buffers of every row's running softmax.
+    """The constants of a forward pass: inputs, outputs, and the buffers that hold the running softmax of every row.
 
-    ``group``: number of query heads that share a key head. The running softmax is ``o_held`` [b, h, 128, s / 128, D],
-    ``l_held`` and ``n_held`` [b, h, 128, s / 128], float32 in HBM (see :mod:`merge`).
+    ``group`` is the number of query heads that share a key head. The running softmax is
+    ``o_held`` [b, h, 128, s / 128, D], ``l_held`` and ``n_held`` [b, h, 128, s / 128], float32 in HBM (:mod:`merge`).
     """
 
     q: Tensor
@@ -87,10 +88,10 @@ class Rows(nl.NKIObject):  # type: ignore[name-defined]
 
 @dataclass
 class Block(nl.NKIObject):  # type: ignore[name-defined]
-    """The data of a head at one step: k [D, s] and v [s, D] in HBM, and the range of visible keys of each row.
+    """The data of one key head at one step: k [D, s] and v [s, D] in HBM, and the range of visible keys of each row.
 
-    ``low``, ``high`` [128, s / 128] on chip: a row sees the keys low <= j < high; None without a mask. ``is_triangle``:
-    no row attends to a key with a larger index than its own, so tiles above the diagonal are left out.
+    ``low``, ``high`` [128, s / 128] on chip: a row sees the keys low <= j < high; both are None without a mask.
+    ``is_triangle``: no row attends to a key with a larger index than its own, so tiles above the diagonal are left out.
     """
 
     step: int
@@ -179,7 +180,7 @@ def ring_attention_spmd_fwd(
 
 
 def fill(ring: Ring, k: Tensor, v: Tensor, k_is_rows: bool, keys: Tensor, values: Tensor) -> None:
-    """Copy this rank's k, stored as [D, s], and v into the travelling buffers; each core copies its own heads."""
+    """Copy this rank's k (as [D, s]) and v into the travelling buffers; each core copies its own heads."""
     b, hkv, s, _ = v.shape
     for item in range(ring.core, b * hkv, ring.cores):
         i, j = item // hkv, item % hkv
@@ -195,7 +196,7 @@ def fill(ring: Ring, k: Tensor, v: Tensor, k_is_rows: bool, keys: Tensor, values
 
 
 def deal_rows(ring: Ring, b: int, h: int, s: int) -> Any:
-    """Return the rows that this core computes: whole heads, and half of the last head if their number is odd.
+    """Return the rows that this core computes: whole heads, and half of the last head if the number of heads is odd.
 
     The cores can split a head, because no result of the forward pass is an operand of a collective.
     """
@@ -212,7 +213,7 @@ def deal_rows(ring: Ring, b: int, h: int, s: int) -> Any:
 
 
 def go_round(ring: Ring, forward: Forward, keys: Pair, values: Pair, shares: Any) -> None:
-    """Run all W steps: send the current keys and values to the successor, then attend to them."""
+    """Run all W steps: in each, send the current keys and values to the successor, then compute attention to them."""
     table, mine, owner = None, None, None
     if forward.mask.causal and ring.workers > 1:
         table = position_table(ring)
@@ -234,7 +235,10 @@ def go_round(ring: Ring, forward: Forward, keys: Pair, values: Pair, shares: Any
 
 
 def limits(forward: Forward, i: int, mine: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute ``low``, ``high`` [128, s / 128] of batch entry ``i`` at one step; None without a mask."""
+    """Compute the range of visible keys, ``low`` and ``high`` [128, s / 128], of batch entry ``i`` at one step.
+
+    Both are None without a mask.
+    """
     mask, length = forward.mask, forward.o.shape[2]
     if not mask.causal:
         return None, None
@@ -245,7 +249,7 @@ def limits(forward: Forward, i: int, mine: Tensor, owner: Tensor) -> tuple[Tenso
 
 
 def attend(forward: Forward, rows: Rows, block: Block) -> None:
-    """Let at most STRETCH rows attend to the current keys, and merge the results into the running softmax.
+    """Compute attention of at most STRETCH rows to the current keys, and merge the results into the running softmax.
 
     After the last step, write o and lse.
     """
@@ -267,7 +271,7 @@ def attend(forward: Forward, rows: Rows, block: Block) -> None:
 def attend_stretch(
     forward: Forward, rows: Rows, block: Block, q: Tensor, state: Partial, start: int, stop: int
 ) -> None:
-    """Let all query tiles of ``rows`` attend to the keys start..stop-1, and merge each result into ``state``."""
+    """Compute attention of all query tiles in ``rows`` to keys start..stop-1, and merge each result into ``state``."""
     k, v = load_columns(block.k, start, stop), load_rows(block.v, start, stop)
     for t in range((rows.end - rows.first) // ROWS):
         row = rows.first + t * ROWS
@@ -310,7 +314,10 @@ def load_queries(forward: Forward, rows: Rows) -> Tensor:
 
 
 def load_state(forward: Forward, rows: Rows, step: int) -> Partial:
-    """Load the running softmax: o [128, n / 128, D], l and n [128, n / 128]; at step 0 return unwritten tiles."""
+    """Load the running softmax: o [128, n / 128, D], l and n [128, n / 128].
+
+    At step 0, allocate the tiles without loading anything.
+    """
     a, z = rows.first // ROWS, rows.end // ROWS
     state = Partial(
         nl.ndarray((ROWS, z - a, forward.o.shape[3]), dtype=nl.float32, buffer=nl.sbuf),

@@ -1,8 +1,8 @@
-"""Row data: the numbers for each query row that the backward pass needs, and that travel with the queries.
+"""Row data: numbers for each query row that the backward pass needs and that travel with the queries.
 
-They are stored as planes [128, s / 128] of float32, with row t at [t % 128, t // 128]. An item, which is a key head
-with its query heads, has two planes for each query head: ``bias`` (-lse) and ``delta`` (dy_o_sum). With packed
-documents it has two more planes: ``bound_min`` and ``bound_max``.
+They are stored as *planes*, [128, s / 128] in float32, with row t at [t % 128, t // 128]; s is the number of rows of a
+rank. An *item* is a key head with the query heads that share it. It has two planes for each query head: ``bias`` (-lse)
+and ``delta`` (dy_o_sum). With packed documents it has two more planes: ``bound_min`` and ``bound_max``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def plane_count(group: int, mask: Mask) -> int:
 
 
 def fill_planes(planes: Tensor, o: Tensor, dy: Tensor, lse: Tensor, narrow: DType) -> None:
-    """Write bias and delta of each query head, from o, dy [group, D, s] and lse [group, 128, s / 128].
+    """Compute and write bias and delta of each query head, from o, dy [group, D, s] and lse [group, 128, s / 128].
 
     ``narrow`` is the dtype to which bias, delta and the products dy * o are rounded.
     """
@@ -40,7 +40,7 @@ def fill_bounds(planes: Tensor, bound_min: Tensor, bound_max: Tensor) -> None:
 
 
 def bias_of(lse: Tensor, narrow: DType) -> Tensor:
-    """Compute -lse [128, s / 128]; where lse is -inf, return a value with which exp(score + bias) is always 0."""
+    """Compute -lse [128, s / 128]. Where lse is -inf, return a value for which exp(score + bias) is always 0."""
     tile = nl.ndarray(lse.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=lse)
     # For an empty row, bias = HIDDEN - FLOOR = FLOOR: so low that exp(s + FLOOR) is 0 for every s.
@@ -55,7 +55,10 @@ def bias_of(lse: Tensor, narrow: DType) -> Tensor:
 
 
 def delta_of(o: Tensor, dy: Tensor, start: int, stop: int, narrow: DType) -> Tensor:
-    """Compute dy_o_sum, the sum over D of dy * o, [128, n / 128], of rows start..stop-1, by a product with ones."""
+    """Compute dy_o_sum of rows start..stop-1, as [128, n / 128].
+
+    It is the sum over D of dy * o, computed by a matrix product with ones.
+    """
     o_tile, dy_tile = load_columns(o, start, stop), load_columns(dy, start, stop)
     width, length = o_tile.shape
     products = nl.ndarray((width, length), dtype=narrow, buffer=nl.sbuf)

@@ -1,8 +1,8 @@
 """Tile sizes, loads of tiles from HBM, and transposes on the tensor engine.
 
 A tensor of one head is stored in HBM by columns, [D, S], or by rows, [S, D]. Products that contract over D need
-columns, because the contracted dimension must be the partition dimension. On chip, columns are a tile [D, n], and rows
-are a tile [128, n / 128, D], in which row ``c * 128 + p`` of the head is at [p, c].
+columns, because the contracted dimension must be the partition dimension. On chip, columns are a tile [D, n]. Rows are
+a tile [128, n / 128, D], in which row ``c * 128 + p`` of the head is at [p, c].
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ STRETCH = 2048
 
 
 def load_columns(head: Tensor, start: int, stop: int) -> Tensor:
-    """Load columns [D, n] of a head [D, S] in HBM."""
+    """Load columns of a head [D, S] in HBM into a tile [D, n]."""
     tile = nl.ndarray((head.shape[0], stop - start), dtype=head.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=head[:, start:stop])
     return tile
 
 
 def load_rows(head: Tensor, start: int, stop: int) -> Tensor:
-    """Load rows [128, n / 128, D] of a head [S, D] in HBM."""
+    """Load rows of a head [S, D] in HBM into a tile [128, n / 128, D]."""
     chunks = (stop - start) // ROWS
     tile = nl.ndarray((ROWS, chunks, head.shape[1]), dtype=head.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=rows_by_partition(head, start, stop))
@@ -67,7 +67,7 @@ def rows_to_columns(rows: Tensor) -> Tensor:
 
 
 def transpose_chunks(tile: Tensor) -> Tensor:
-    """Transpose each chunk of 128 keys of a tile [128 rows, keys]; returns [128 keys, chunks, 128 rows].
+    """Transpose each chunk of 128 keys of a tile [128 rows, keys]; return [128 keys, chunks, 128 rows].
 
     ``tile`` has at most 512 keys, so that all chunks fit one PSUM bank and a single copy moves them out.
     """

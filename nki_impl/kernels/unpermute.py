@@ -1,9 +1,10 @@
 """Redistribute the rows of a striped sequence to the contiguous layout.
 
-Ring position r holds tokens t * W + r and must receive tokens r * s + j, for 0 <= t, j < s. Token r * s + j is on
-position j % W, among the rows r * s / W .. (r + 1) * s / W - 1 of that position. So each rank cuts its rows into W
-chunks and sends chunk r to position r, which interleaves the chunks that it receives. One all_to_all moves only the
-rows that must move, a fraction (W - 1) / W of all rows. No rank needs to know its position.
+Each of W ranks holds s rows, one for each token. Ring position r holds tokens t * W + r and must receive tokens
+r * s + j, for 0 <= t, j < s. Token r * s + j is on position j % W, among the rows r * s / W .. (r + 1) * s / W - 1 of
+that position. So each rank cuts its rows into W chunks and sends chunk r to position r, which interleaves the chunks
+that it receives. A single all_to_all moves only the rows that must move, a fraction (W - 1) / W of all rows. No rank
+needs to know its position.
 
 The interface is that of
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-unpermute.html

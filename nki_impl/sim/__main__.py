@@ -10,7 +10,7 @@ from nki_impl.sim.install import installed
 
 
 def main(arguments: list[str]) -> int:
-    """Run the script ``arguments[0]`` as the main program, and return the exit code of this command."""
+    """Run the script ``arguments[0]`` as the main program, and return an exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: python -m nki_impl.sim script.py [arguments]")
         return 0 if arguments else 2

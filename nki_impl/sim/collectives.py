@@ -1,14 +1,14 @@
 """``nki.collectives``: the operations by which ranks exchange data.
 
 In the simulator, each collective blocks until every core of every rank of the group has issued it
-(:mod:`nki_impl.sim.exchange.meeting`). On the device, a collective runs in parallel to the computation, and
-instructions that read the result wait for it. Accesses that the device would not order are reported
-(:mod:`nki_impl.sim.machine.races`). Reductions are computed in float32, in the order of the group's list, and rounded
-once to the destination's dtype; reductions of integers stay in their integer dtype.
+(:mod:`nki_impl.sim.exchange.meeting`). On the device, a collective runs in parallel with the computation, and
+instructions that read the result wait for it. Accesses whose order the device would not define are reported
+(:mod:`nki_impl.sim.machine.races`). Reductions are computed in the order of the group's list. Floating-point numbers
+are reduced in float32 and rounded once to the destination's dtype; integers are reduced in their own dtype.
 
 A ring follows the order of the group's list: each rank sends to the next entry of the list and receives from the
-previous entry. Traffic is counted as if every collective used a ring algorithm: the bytes that one rank sends, and
-hops.
+previous entry. Traffic (hops, and the bytes that one rank sends) is counted as if every collective used a ring
+algorithm.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.collectives.html
 """
@@ -59,7 +59,7 @@ def all_reduce(
 ) -> None:
     """Reduce src over all ranks with op (nl.add, nl.minimum or nl.maximum); every rank gets the result in dst.
 
-    Tensors are in HBM or SBUF. One call may take several tensors only in HBM.
+    Tensors are in HBM or SBUF. One call may take several tensors, but only in HBM.
     """
     core, worker, machine = begin("all_reduce", priority)
     reads, writes = paired_lists(srcs, dsts)
@@ -92,7 +92,7 @@ def all_gather(
 ) -> None:
     """Concatenate the src of all ranks along ``collective_dim``; every rank gets the result in dst.
 
-    ``collective_dim`` is 0 in HBM; 0 or 1 for 2-D tensors in SBUF. One call may take several tensors only in HBM.
+    ``collective_dim`` is 0 in HBM; 0 or 1 for 2-D tensors in SBUF. One call may take several tensors, but only in HBM.
     """
     core, worker, machine = begin("all_gather", priority)
     reads, writes = paired_lists(srcs, dsts)
@@ -139,7 +139,7 @@ def reduce_scatter(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Reduce src over all ranks with op; the i-th rank gets the i-th part along dimension 0 in dst."""
+    """Reduce src over all ranks with op, and cut the result along dimension 0; the i-th rank gets part i in dst."""
     core, worker, machine = begin("reduce_scatter", priority)
     reads, writes = paired_lists(srcs, dsts)
     check_dim(collective_dim, reads, (0,))
@@ -171,7 +171,10 @@ def all_to_all(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Copy part i of src on the j-th rank to part j of dst on the i-th rank, along dimension 0. HBM only."""
+    """Copy part i of src on the j-th rank to part j of dst on the i-th rank.
+
+    Parts are cut along dimension 0. Tensors are in HBM.
+    """
     core, worker, machine = begin("all_to_all", priority)
     reads, writes = paired_lists(srcs, dsts)
     check_hbm(reads)
@@ -217,10 +220,10 @@ def collective_permute(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Copy src of the source to dst of the target, for each (source, target) pair; the pairs must form cycles.
+    """For each pair (source, target) of ranks, copy src of the source to dst of the target; the pairs must form cycles.
 
-    Each list has one tensor, in HBM. Every rank of the run must issue the operation. A rank that is in no pair sends
-    nothing, and its dst does not change.
+    src and dst are lists of one tensor, in HBM. Every rank of the run must issue the operation. A rank that is in no
+    pair sends nothing, and its dst does not change.
     """
     core, worker, machine = begin("collective_permute", priority)
     reads, writes = tensors("srcs", srcs, 1), tensors("dsts", dsts, 1)
@@ -251,10 +254,10 @@ def collective_permute_implicit(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Copy src of each rank to dst of the rank's successor in the ring, for each channel. Tensors are in HBM or SBUF.
+    """Copy src of each rank to dst of the rank's successor in the ring, for each channel.
 
-    ``channel_ids`` is 0, 1, ... with one tensor in each channel's list. At most 4 channels are allowed if the
-    group is the whole run (which represents a node), else 2.
+    ``channel_ids`` is 0, 1, ..., and each channel has a list with one tensor, in HBM or SBUF. At most 4 channels are
+    allowed if all ranks of the run form one group (the run then represents a node), else 2.
     """
     core, worker, machine = begin("collective_permute_implicit", priority)
     rings = rings_of(replica_group, machine.world)
@@ -289,7 +292,7 @@ def collective_permute_implicit_reduce(
     priority: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Compute op(src0, src1) on each rank, and write the result to dst of the successor of the rank."""
+    """Compute op(src0, src1) on each rank, and write the result to dst of the rank's successor in the ring."""
     core, worker, machine = begin("collective_permute_implicit_reduce", priority)
     rings = rings_of(replica_group, machine.world)
     channels = channels_of(channel_ids, rings)
@@ -330,9 +333,9 @@ def collective_permute_implicit_current_processing_rank_id(
     """Return, in a register, the owner of the data that this rank holds after ``iteration_id`` implicit permutes.
 
     The owner is the rank ``iteration_id`` places before this rank in the group's list; for 0 it is this rank itself.
-    The official documentation does not say whether the register holds the number of the owner in the run or its
-    position in the list; for a group 0..n-1 they are equal. The simulator gives the number, or the position with
-    ``run_ranks(..., ring_ids="position")``.
+    The register holds the owner's number in the run or, with ``run_ranks(..., ring_ids="position")``, the owner's
+    position in the list. The official documentation does not say which of them the device gives; for a group 0..n-1
+    they are equal.
     """
     _, worker, machine = begin("collective_permute_implicit_current_processing_rank_id")
     ring = ring_of(rings_of(replica_group, machine.world), worker.rank)

@@ -1,6 +1,6 @@
 """Compare the simulator with the public names of NKI.
 
-``api_names.json`` lists these names by module; they come from the stubs of the public repository that the file names.
+``api_names.json`` lists these names by module, and says from which repository's stub files they come.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Coverage", "coverage"]
 
 @dataclass(frozen=True)
 class Coverage:
-    """The public names of NKI ``version`` that the simulator has and lacks.
+    """The public names of NKI ``version`` that the simulator has, and those that it lacks.
 
     ``offered``: the names that the simulator has, by module (``nki``, ``nki.language``...). ``missing``: the names that
     it lacks, by module. ``str()`` gives a report.
@@ -27,7 +27,7 @@ class Coverage:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The number of offered names, and of all names."""
+        """The number of offered names, and the number of all names."""
         have = sum(len(names) for names in self.offered.values())
         return have, have + sum(len(names) for names in self.missing.values())
 
@@ -43,14 +43,14 @@ class Coverage:
 
 
 def public_names() -> tuple[str, dict[str, tuple[str, ...]]]:
-    """Return the version and the names of NKI by module."""
+    """Return the version of NKI, and a dict of its public names by module."""
     text = resources.files("nki_impl.sim").joinpath("api_names.json").read_text("utf-8")
     held = json.loads(text)
     return held["source"]["version"], {name: tuple(names) for name, names in held["names"].items()}
 
 
 def is_offered(module: ModuleType, name: str) -> bool:
-    """Return whether ``module`` has ``name``, and ``name`` is not a function that only raises an error."""
+    """Return whether ``module`` has ``name``, and the name is not a function that only raises an error."""
     return hasattr(module, name) and not getattr(getattr(module, name), "not_modelled", False)
 
 

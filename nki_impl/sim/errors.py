@@ -1,8 +1,8 @@
-"""One exception class for each way in which a kernel breaks a rule of the machine.
+"""One exception class for each kind of rule of the machine that a kernel can break.
 
-Every message names the operation, the operand, the limit, what was given, the line of the kernel and how
-to fix it. All classes derive from :class:`SimulatorError`, which is an :class:`NkiValidationError`
-(``nki.isa.NkiValidationError``: "raised when hardware constraints are violated").
+Every message names the operation, the operand, the limit, what was given, the line of the kernel and how to fix it. All
+classes derive from :class:`SimulatorError`, which is an :class:`NkiValidationError` (``nki.isa.NkiValidationError``:
+"raised when hardware constraints are violated").
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def _outer_frames() -> tuple[FrameType | None, FrameType | None]:
-    """Return the frame of the simulator's function that the kernel called, and the frame of the kernel."""
+    """Return two frames of the call stack: the simulator's function that the kernel called, and the kernel itself."""
     frame: FrameType | None = sys._getframe(1)
     public: FrameType | None = None
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -26,7 +26,7 @@ def _outer_frames() -> tuple[FrameType | None, FrameType | None]:
 
 
 def kernel_line() -> str:
-    """Return ``file:line`` of the line of the kernel that is running."""
+    """Return ``file:line`` for the line of the kernel that is running."""
     frame = _outer_frames()[1]
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -38,14 +38,14 @@ def _operation_name() -> str:
 
 
 class NkiValidationError(Exception):
-    """Base class of the errors for broken rules of the machine (``nki.isa.NkiValidationError``)."""
+    """Base class of all errors for broken rules of the machine (``nki.isa.NkiValidationError``)."""
 
 
 class SimulatorError(NkiValidationError):
     """A kernel breaks a rule of the machine.
 
-    ``operand``: the argument at fault ("dst", "stationary"...). ``limit``: the rule. ``got``: what was passed.
-    ``fix``: what to do. ``operation``: the simulator's function that the kernel called, found by default from the call
+    ``operand``: the argument at fault ("dst", "stationary"...). ``limit``: the rule. ``got``: what was passed. ``fix``:
+    what to do. ``operation``: the simulator's function that the kernel called; by default it is found from the call
     stack. ``line``: the line of the kernel that called it.
 
     >>> try:
@@ -74,11 +74,11 @@ class ViewError(SimulatorError):
 
 
 class PartitionError(ViewError):
-    """Too many partitions, a start partition that an engine cannot address, or a partition step."""
+    """Too many partitions, a step between partitions, or a first partition that an engine cannot address."""
 
 
 class MatmulError(SimulatorError):
-    """A rule of the tensor engine is broken: sizes K, M, N, memories, pairs of dtypes, PSUM bank, accumulation."""
+    """A rule of the tensor engine is broken: sizes, memories, dtypes that go together, PSUM bank or accumulation."""
 
 
 class ShapeError(SimulatorError):
@@ -94,7 +94,7 @@ class DmaError(SimulatorError):
 
 
 class DtypeError(SimulatorError):
-    """A dtype, a literal or an operator that does not fit the operation."""
+    """A dtype, a number or an operator does not fit the operation."""
 
 
 class RangeSelectError(SimulatorError):
@@ -102,7 +102,7 @@ class RangeSelectError(SimulatorError):
 
 
 class TargetError(SimulatorError):
-    """The operation does not exist on the target generation."""
+    """The operation does not exist on the generation of the target."""
 
 
 class UninitializedError(SimulatorError):
@@ -126,7 +126,7 @@ class CapacityError(SimulatorError):
 
 
 class UnsupportedError(SimulatorError):
-    """A name, option or combination of the interface that the simulator does not model."""
+    """The kernel uses a part of NKI (a name, option or combination) that the simulator does not model."""
 
 
 class LaunchError(SimulatorError):
@@ -134,7 +134,7 @@ class LaunchError(SimulatorError):
 
 
 class CollectiveError(SimulatorError):
-    """The operands, group or order of collectives break a rule."""
+    """The operands, the group or the order of collectives break a rule."""
 
 
 class DeadlockError(SimulatorError):

@@ -28,8 +28,8 @@ def simulator_modules() -> dict[str, ModuleType]:
 def kernel_modules() -> dict[str, ModuleType]:
     """Return the undocumented modules of ``nki`` that published kernels import.
 
-    ``nki.language.opcode`` has the operators, ``nki.isa.constants`` the enumerations, ``nki.typing``
-    the class ``tensor`` for annotations.
+    ``nki.language.opcode`` has the operators, ``nki.isa.constants`` has the enumerations, and ``nki.typing`` has the
+    class ``tensor`` for annotations.
     """
     from nki_impl.sim.isa import enums
     from nki_impl.sim.operators import tokens
@@ -44,8 +44,8 @@ def kernel_modules() -> dict[str, ModuleType]:
 def installed() -> Iterator[None]:
     """Make ``import nki`` and imports of its submodules import the simulator inside the with block.
 
-    After the block, the entries of ``sys.modules`` for ``nki`` are those from before the block. The module of a kernel
-    that was imported inside the block continues to use the simulator.
+    After the block, ``sys.modules`` has the entries for ``nki`` that it had before. A kernel whose module was imported
+    inside the block continues to use the simulator.
     """
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_nki(name)}
     sys.modules.update(simulator_modules() | kernel_modules())

@@ -115,7 +115,7 @@ bypass = "bypass"
 
 
 class _TileSize(NKIObject):
-    """Sizes of the hardware, in elements, bytes or banks. ``nl.tile_size`` is the instance."""
+    """Sizes of the hardware, in elements, bytes or banks. ``nl.tile_size`` is the only instance."""
 
     pmax: int = 128
     psum_fmax: int = 512
@@ -157,7 +157,7 @@ tile_size = _TileSize()
 
 
 def is_hbm(buffer: Any) -> bool:
-    """Return True for either HBM region."""
+    """Return True for private or shared HBM."""
     return buffer in (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 
 
@@ -172,27 +172,27 @@ def is_sbuf(buffer: Any) -> bool:
 
 
 def is_on_chip(buffer: Any) -> bool:
-    """Return True for SBUF and PSUM."""
+    """Return True for SBUF or PSUM."""
     return buffer in (MemoryRegion.sbuf, MemoryRegion.psum)
 
 
 def ds(start: Any, size: Any) -> slice:
-    """Return the slice of ``size`` elements from ``start``."""
+    """Return the slice of ``size`` elements that begins at ``start``."""
     return slice(start, start + size)
 
 
 def affine_range(start: Any, stop: Any = None, step: Any = 1) -> range:
-    """Return range(start, stop, step): every loop is unrolled, in order."""
+    """Return range(start, stop, step), because the simulator runs every loop in order."""
     return range(start) if stop is None else range(start, stop, step)
 
 
 def sequential_range(start: Any, stop: Any = None, step: Any = 1) -> range:
-    """Return range(start, stop, step): every loop is unrolled, in order."""
+    """Return range(start, stop, step), because the simulator runs every loop in order."""
     return range(start) if stop is None else range(start, stop, step)
 
 
 def static_range(start: Any, stop: Any = None, step: Any = 1) -> range:
-    """Return range(start, stop, step): every loop is unrolled, in order."""
+    """Return range(start, stop, step), because the simulator runs every loop in order."""
     return range(start) if stop is None else range(start, stop, step)
 
 
@@ -225,7 +225,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any], None], step: Any
 
 
 def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
-    """Set register r to ``init``; while r is not 0, set r to body_fun(r)."""
+    """Set a register r to ``init``; then, as long as r is not 0, set r to body_fun(r)."""
     register = init
     while True:
         if not isinstance(register, _VirtualRegister):
@@ -252,7 +252,7 @@ def ndarray(
 def full(
     shape: Any, fill_value: Any, dtype: Any, buffer: Any = sbuf, name: str | None = ""
 ) -> NkiTensor:
-    """Allocate a tensor filled with a number: an int for an integer dtype, else converted to float."""
+    """Allocate a tensor filled with a number, which is converted to int for an integer dtype, else to float."""
     out = _new_tensor(shape, dtype, buffer, name)
     value = float(fill_value) if out.dtype.is_float else int(fill_value)
     if is_on_chip(out.buffer):
@@ -354,7 +354,7 @@ def no_reorder() -> Iterator[None]:
 
 
 def device_print(print_prefix: Any, tensor: NkiTensor) -> None:
-    """Print the prefix, the core and the tensor's values, even of elements that were never written."""
+    """Print the prefix, the core and the values of the tensor, even if some elements were never written."""
     core = _core.current()
     note = "" if _is_written(tensor) else " (not all written)"
     print(f"{print_prefix} [rank {core.rank} core {core.core}] {tensor!r}{note}\n{tensor.array}")

@@ -1,4 +1,4 @@
-"""The simulator's module ``nki``, which ``import nki`` gives under :func:`installed`."""
+"""The simulator's module ``nki``, which ``import nki`` imports inside :func:`nki_impl.sim.install.installed`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """Checks of single arguments. An error says what was expected, what was received and how to fix it.
 
-Each function takes one argument, or a few that belong together, as the caller gave them. It returns them in the one
-form that the specification works with, or raises a subclass of RingspecError. ``what`` names the argument in the error.
+Each function takes one argument, or a few that belong together, as the caller gave them. It returns them in the form
+that the specification works with, or raises a subclass of RingspecError. ``what`` names the argument in the error.
+
+Sizes: B batches, H query heads, Hkv key heads, Sq queries, Sk keys, D entries of a query or key, Dv of a value, N sinks
+of a head, W workers.
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ def int_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
 
 
 def position_rows(x: Any, what: str, batch: int, length: int) -> NDArray[np.int64]:
-    """Validate positions as :func:`int_rows` does, with magnitudes of at most 2**61, so that no difference overflows."""
+    """Validate positions as :func:`int_rows` does. Magnitudes are at most 2**61, so that no difference overflows."""
     values = int_rows(x, what, batch, length)
     if values.size and not (-LARGEST_POSITION <= values.min() and values.max() <= LARGEST_POSITION):
         raise OptionError(
@@ -133,7 +136,7 @@ def bool_pairs(x: Any, what: str, full: tuple[int, int, int, int]) -> NDArray[np
 
 
 def number(x: Any, what: str) -> float:
-    """Validate a finite real number and return it as float."""
+    """Validate a finite real number and return it as a float."""
     ok = isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
     try:
         if ok and math.isfinite(float(x)):
@@ -149,21 +152,21 @@ def is_integer(x: Any) -> bool:
 
 
 def integer(x: Any, what: str) -> int:
-    """Validate an integer and return it as int."""
+    """Validate an integer and return it as an int."""
     if not is_integer(x):
         raise OptionError(f"{what} as an integer", shown(x), "pass an int")
     return int(x)
 
 
 def length_of(x: Any, what: str = "S") -> int:
-    """Validate a number of tokens, an integer >= 0, and return it as int."""
+    """Validate a number of tokens, an integer >= 0, and return it as an int."""
     if not is_integer(x) or not 0 <= x < 2**62:
         raise LayoutError(f"{what} as an integer >= 0", shown(x), "pass the number of tokens")
     return int(x)
 
 
 def check_workers(workers: Any) -> int:
-    """Validate W (1 to 65536) and return it as int."""
+    """Validate W (1 to 65536) and return it as an int."""
     if not is_integer(workers) or not 1 <= workers <= LARGEST_RING:
         raise LayoutError(
             f"W >= 1 workers, and at most {LARGEST_RING}",
@@ -182,7 +185,7 @@ def function(x: Any, what: str) -> Any:
 
 
 def flag(x: Any, what: str) -> bool:
-    """Validate True or False and return it as bool."""
+    """Validate an argument that must be True or False, and return it as a bool."""
     if not isinstance(x, (bool, np.bool_)):
         raise OptionError(f"{what} as True or False", shown(x), f"write {what}=True")
     return bool(x)
@@ -206,7 +209,7 @@ def check_window(window: Any) -> tuple[int | None, int | None] | None:
 
 
 def segments_from_cu_seqlens(cu_seqlens: Any, length: int, what: str) -> NDArray[np.int64]:
-    """Return the document number of each token; -1 after the last document (MASK-5).
+    """Return the document number of each token, from the starts of the documents; -1 after the last document (MASK-5).
 
     >>> segments_from_cu_seqlens([0, 2, 3], 4, "cu_seqlens").tolist()
     [0, 0, 1, -1]
@@ -237,7 +240,10 @@ def segments_from_cu_seqlens(cu_seqlens: Any, length: int, what: str) -> NDArray
 def check_segments(
     values: dict[str, Any], batch: int, n_q: int, n_k: int
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Validate the segments or cu_seqlens in ``values`` and return the segment ids of queries and keys, or None."""
+    """Validate the segments or cu_seqlens in ``values``, and return the segment ids of queries and keys, or None.
+
+    A segment id is the document number of a token; a negative id is padding.
+    """
     by_segments = values["segments_q"] is not None or values["segments_k"] is not None
     by_packing = values["cu_seqlens"] is not None or values["cu_seqlens_k"] is not None
     if by_segments and by_packing:
@@ -287,7 +293,7 @@ def check_bounds(
 
 
 def finite_or_minus_infinity(x: Any, what: str, rank: int | None = None) -> NDArray[np.float64]:
-    """Validate a float array, in which -inf is allowed but NaN and +inf are not, and return it as float64."""
+    """Validate a float array that may contain -inf, but not NaN or +inf, and return it as float64."""
     values = float_array(x, what, rank, finite=False)
     if np.isnan(values).any() or np.isposinf(values).any():
         raise NonFiniteError(
@@ -299,7 +305,7 @@ def finite_or_minus_infinity(x: Any, what: str, rank: int | None = None) -> NDAr
 
 
 def check_bias(x: Any, full: tuple[int, int, int, int]) -> NDArray[np.float64] | None:
-    """Validate an additive bias and return it as float64; -inf hides a pair, None stays None."""
+    """Validate a bias and return it as float64; -inf hides a pair, None stays None."""
     return None if x is None else pair_array(finite_or_minus_infinity(x, "bias"), "bias", full)
 
 
@@ -341,7 +347,7 @@ def check_sinks(x: Any, heads: int) -> NDArray[np.float64] | None:
 
 
 def check_dropout(values: dict[str, Any]) -> tuple[float, int]:
-    """Validate dropout_p and dropout_seed and return them as float and int."""
+    """Validate dropout_p and dropout_seed and return them as a float and an int."""
     p = number(values["dropout_p"], "dropout_p")
     seed = integer(values["dropout_seed"], "dropout_seed")
     if not 0 <= p < 1:
@@ -359,7 +365,7 @@ def check_dropout(values: dict[str, Any]) -> tuple[float, int]:
 
 
 def check_softcap(x: Any) -> float | None:
-    """Validate a soft cap > 0 and return it as float; None stays None."""
+    """Validate a soft cap > 0 and return it as a float; None stays None."""
     if x is None:
         return None
     softcap = number(x, "softcap")

@@ -26,9 +26,9 @@ Booleans = NDArray[np.bool_]
 class Terms:
     """The parameters that every worker knows.
 
-    H = ``heads``, Hkv = ``kv_heads``. ``scale`` multiplies <q, k>; ``causal`` and ``window`` (left, right; None =
-    unbounded) are conditions of the mask;
-    ``softcap`` or None; ``sinks`` [H, N] or None; ``dropout_p`` and ``dropout_seed``.
+    H = ``heads``, Hkv = ``kv_heads``. ``scale`` multiplies <q, k>. ``causal`` and ``window`` are conditions of the
+    mask; ``window`` is None or (left, right), with None for an unbounded side. ``softcap`` is a number or None, and
+    ``sinks`` [H, N] or None. ``dropout_p`` and ``dropout_seed`` define the keep mask of dropout.
     """
 
     heads: int
@@ -51,9 +51,9 @@ class Terms:
 class Rows:
     """The data of n queries: indices, positions and the like, and the queries' rows of bias, mask and keep.
 
-    ``index`` [n] has the global index of each query, -1 for a padding slot. ``position``,
-    ``segment``, ``bound_min``, ``bound_max`` are [B, n] or [1, n]. ``bias``, ``mask``, ``keep`` are
-    [B|1, H|1, n|1, Sk|1], with a column for each key of the whole sequence.
+    ``index`` [n] has the global index of each query, -1 for a padding slot. ``position``, ``segment`` (the document of
+    a token), ``bound_min``, ``bound_max`` are [B, n] or [1, n]. ``bias``, ``mask`` and ``keep`` (the keep mask of
+    dropout) are [B|1, H|1, n|1, Sk|1], with a column for each key of the whole sequence.
     """
 
     index: Integers
@@ -121,8 +121,8 @@ class Columns:
 class Tile:
     """A rectangle of the score matrix: its queries, its keys, and the parameters of the computation.
 
-    ``rows`` [n_q] belong to the queries, ``columns`` [n_k] to the keys, and ``terms`` to the whole problem.
-    ``recipe`` says where values are rounded.
+    ``rows`` [n_q] belong to the queries, ``columns`` [n_k] to the keys, and ``terms`` to the whole problem. ``recipe``
+    says where values are rounded.
     """
 
     rows: Rows
@@ -183,17 +183,17 @@ def take(x: NDArray, index: Integers, axis: int, fill: float = 0) -> NDArray:
 
 
 def take_rows(x: NDArray, index: Integers) -> NDArray:
-    """Return rows of ``x`` [b, h, Sq, Sk]; a row axis of length 1 stays as it is."""
+    """Return the rows ``index`` of ``x`` [b, h, Sq, Sk]; if all queries share one row, return ``x``."""
     return x if x.shape[2] == 1 else take(x, index, axis=2)
 
 
 def cut(x: NDArray, start: int, stop: int) -> NDArray:
-    """Return rows start..stop-1 of ``x`` [b, h, n, Sk]; a row axis of length 1 stays as it is."""
+    """Return rows start..stop-1 of ``x`` [b, h, n, Sk]; if all queries share one row, return ``x``."""
     return x if x.shape[2] == 1 else x[:, :, start:stop]
 
 
 def columns_of(x: NDArray, columns: Columns) -> NDArray:
-    """Return the entries of ``x`` [b, h, n, Sk] for the keys of ``columns``; a key axis of length 1 stays as it is."""
+    """Return the entries of ``x`` [b, h, n, Sk] for the keys of ``columns``; if all keys share an entry, return ``x``."""
     if x.shape[3] == 1:
         return x
     if x.shape[3] == 0:  # there is no key, so all columns are padding slots

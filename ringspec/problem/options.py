@@ -114,7 +114,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_options(function: Function) -> Function:
-    """Decorate a function: refuse unknown keywords, suggest the nearest known one, list the options in ``help``."""
+    """Decorate a function: refuse unknown keywords, suggest the nearest known one, and list the options in ``help``."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [
@@ -133,7 +133,7 @@ def takes_options(function: Function) -> Function:
 
 
 def default_scale(head_dim: int) -> float:
-    """Return the float64 nearest to the real number 1/sqrt(D), D = ``head_dim`` (FWD-2).
+    """Return the float64 nearest to the real number 1/sqrt(D), where D is ``head_dim`` (FWD-2).
 
     >>> import math
     >>> default_scale(128) == 1 / math.sqrt(128)  # which rounds twice
@@ -221,7 +221,7 @@ def check_gradients(
 
 
 def row_array(problem: Problem, x: NDArray[np.float64], what: str) -> NDArray[np.float64]:
-    """Validate that ``x`` has one number per query row, [B, H, Sq], and return it."""
+    """Validate an array ``x`` with one number per query row, [B, H, Sq], and return it."""
     if x.shape != problem.q.shape[:3]:
         raise ShapeError(
             f"{what} of shape [B, H, Sq] = {problem.q.shape[:3]}",

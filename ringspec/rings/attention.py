@@ -26,9 +26,9 @@ from ringspec.spec.online_softmax import merge_all
 def attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[Options]) -> Forward:
     """Compute dense softmax attention, as :mod:`ringspec.spec.dense_forward` defines it.
 
-    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of any float dtype; keywords are those of
-    :class:`~ringspec.problem.options.Options`. Returns :class:`Forward` in float64. Bad input raises a
-    subclass of :class:`~ringspec.errors.RingspecError`.
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] have any float dtype.
+    :class:`~ringspec.problem.options.Options` lists the keywords. Returns :class:`Forward` in float64. Bad input raises
+    a subclass of :class:`~ringspec.errors.RingspecError`.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = np.arange(8.0).reshape(1, 1, 2, 4)
@@ -50,8 +50,8 @@ def attention_backward(
 ) -> Gradients:
     """Compute the gradients of a loss L with dy = dL/do [B, H, Sq, Dv] and dlse = dL/dlse [B, H, Sq].
 
-    ``dlse`` None means 0. The other arguments are those of :func:`attention`, with keywords as in
-    :class:`~ringspec.problem.options.Options`. Returns :class:`Gradients` in float64.
+    ``dlse`` None means 0. The other arguments and keywords are as in :func:`attention`. Returns :class:`Gradients` in
+    float64. :class:`~ringspec.problem.options.Options` lists the keywords.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 2, 4)); v = dy = np.ones((1, 1, 2, 4))
@@ -74,13 +74,13 @@ def attention_block_backward(
     delta: ArrayLike,
     **options: Unpack[Options],
 ) -> Gradients:
-    """Compute the contribution of queries q and keys k, v to the gradients, from lse and delta as given (BWD-11).
+    """Compute what queries q and one block of keys k, v contribute to the gradients, for given lse and delta (BWD-11).
 
-    ``lse`` and ``delta`` [B, H, Sq] are those of the whole rows, even if k and v are only a part of the keys.
-    delta is dy_o_sum, or dy_o_sum - dlse if the loss depends on lse. p = exp(s - lse) is not renormalised. The
-    other arguments are those of :func:`attention_backward`, with keywords as in
-    :class:`~ringspec.problem.options.Options`. The contributions of all key blocks add up to the result of
-    :func:`attention_backward`, except for dsinks: each call returns the whole dsinks of these rows.
+    ``lse`` and ``delta`` [B, H, Sq] are those of the whole rows, even if k and v are only a part of the keys. delta is
+    <dy, o>, or <dy, o> - dlse if the loss depends on lse. p = exp(s - lse) is not renormalised. The other arguments are
+    as in :func:`attention_backward`; :class:`~ringspec.problem.options.Options` lists the keywords. The contributions
+    of all key blocks add up to the result of :func:`attention_backward`, except for dsinks: each call returns the whole
+    dsinks of these rows.
 
     >>> import numpy as np
     >>> q = k = np.zeros((1, 1, 1, 4)); v = dy = np.ones((1, 1, 1, 4))
@@ -100,9 +100,9 @@ def attention_block_backward(
 def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
     """Merge normalised partial results (o_n, lse_n) over disjoint keys into the result over all keys.
 
-    ``parts`` is a list of pairs o_n [B, H, S, Dv], lse_n [B, H, S] (natural log; -inf where a part
-    saw no key). lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n (SOFT-2, SOFT-3, SOFT-4).
-    Raises :class:`~ringspec.errors.ShapeError` if the list is empty or the shapes differ.
+    ``parts`` is a list of pairs (o_n [B, H, S, Dv], lse_n [B, H, S]). lse_n is a natural log, and -inf where a part saw
+    no key. The result is lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n (SOFT-2, SOFT-3, SOFT-4). Raises
+    :class:`~ringspec.errors.ShapeError` if the list is empty or the shapes differ.
 
     >>> import numpy as np
     >>> o, lse = np.ones((1, 1, 1, 2)), np.zeros((1, 1, 1))
@@ -120,7 +120,7 @@ def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
 
 
 def as_given(result: Gradients, options: Any) -> Gradients:
-    """Return the gradients, with dsinks and dbias in the shapes in which the caller gave sinks and bias."""
+    """Return gradients in which dsinks and dbias have the shapes in which the caller gave sinks and bias."""
     dsinks, dbias = result.dsinks, result.dbias
     if dsinks is not None:
         dsinks = dsinks.reshape(np.shape(options["sinks"]))

@@ -1,7 +1,8 @@
 """The cost of a ring: hops, bytes, visible pairs per worker and step, imbalance, a timeline.
 
-Counts come from the schedule and the masks that the ring runs with. Only times are estimated, from rates that
-the caller gives. Bytes are payload without headers; each number has the size of its format in the recipe.
+Counts come from the schedule and the masks with which the ring runs. Only times are estimates, from rates that the
+caller gives. Bytes are payload without headers. The recipe, which says where values are rounded, also gives the number
+of bytes of each number that travels.
 
 :mod:`ringspec.spec.schedule` says what travels (RING-4 to RING-7).
 """
@@ -26,10 +27,10 @@ from ringspec.spec.schedule import Schedule, Transfer
 class Cost:
     """The counts of one pass, forward or backward; ``name`` is the name of its schedule.
 
-    ``pairs`` int64 [steps, W]: visible (query, key) pairs over all batches and query heads.
-    ``sent`` int64 [steps, W]: payload bytes that each worker sends after each step.
-    ``hops``: number of steps after which something travels. ``copies``: B H if all heads and batch entries have the
-    same mask, so that ``pairs // copies`` counts the pairs of one head; otherwise 1.
+    ``pairs`` int64 [steps, W]: visible (query, key) pairs over all batches and query heads. ``sent`` int64 [steps, W]:
+    payload bytes that each worker sends after each step. ``hops``: the number of steps after which something travels.
+    ``copies``: B H if all heads and batch entries have the same mask, so that ``pairs // copies`` counts the pairs of
+    one head; otherwise 1.
     """
 
     name: str
@@ -47,7 +48,8 @@ class Cost:
     def lockstep_imbalance(self) -> float:
         """The imbalance if all workers wait for the busiest one in every step.
 
-        This is the sum over the steps of the busiest worker's pairs, divided by the sum over the steps of the mean.
+        Each step has a busiest worker, and a mean number of pairs over the workers. The imbalance is the sum of the
+        busiest workers' pairs over all steps, divided by the sum of the means.
         """
         if self.pairs.sum() == 0:
             return 1.0
@@ -55,7 +57,7 @@ class Cost:
 
 
 def ratio(work: Integers) -> float:
-    """Divide the largest entry of ``work``, which has one entry per worker, by the mean; 1 if there is no work."""
+    """Divide the largest entry of ``work`` (one entry per worker) by the mean entry; return 1 if there is no work."""
     return float(work.max() / work.mean()) if work.sum() else 1.0
 
 
@@ -76,7 +78,7 @@ def copies_of(problem: Problem) -> int:
 
 
 def pairs_text(copies: int) -> str:
-    """Return the words for a printed number of pairs, which has been divided by ``copies``.
+    """Return the words for a number of pairs that is printed after division by ``copies``.
 
     >>> pairs_text(6), pairs_text(1)
     ('visible pairs per head, times B H = 6', 'visible pairs')
@@ -123,7 +125,7 @@ def token_bytes(name: str, problem: Problem, recipe: Recipe) -> float:
 
 
 def row_bytes(x: np.ndarray) -> float:
-    """Return the bytes of one query row of x [b, h, n, Sk]; 0 if n = 1, because every worker has that one row."""
+    """Return the bytes of one query row of x [b, h, n, Sk]; 0 if n = 1, because every worker then has that row."""
     return 0.0 if x.shape[2] == 1 else float(x.shape[0] * x.shape[1] * x.shape[3] * x.itemsize)
 
 
@@ -173,8 +175,8 @@ def timeline(
     """Compute when each worker computes and sends, if all workers wait for the slowest after each step.
 
     ``counted`` is a result of :func:`cost`. Rates are per worker, times in seconds. With ``overlap``, everything that
-    is sent after a step travels during the computation of that step, although real gradients must be computed before
-    they are sent. Raises :class:`~ringspec.errors.OptionError` for rates that are not above 0.
+    is sent after a step travels during the computation of that step. This is optimistic for gradients, which must be
+    computed before they are sent. Raises :class:`~ringspec.errors.OptionError` for rates that are not above 0.
 
     >>> import numpy as np
     >>> c = Cost("x", np.array([[10, 20], [20, 10]]), np.array([[5, 5], [0, 0]]), 1)

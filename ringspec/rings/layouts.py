@@ -1,6 +1,7 @@
 """Public layout functions: check every argument, then call the function of :mod:`ringspec.spec.layout`.
 
-That module states LAYOUT-1 to LAYOUT-7. Arrays may be anything that NumPy can read.
+A layout says which worker holds which token, and in which *slot* (place on the worker). :mod:`ringspec.spec.layout`
+states LAYOUT-1 to LAYOUT-7. Arrays may be anything that NumPy can read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ringspec.spec.layout import LAYOUTS, TILE_ROWS, Layout
 def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
     """LAYOUT-5: make a layout from a table [W, n] that has each token 0..S-1 exactly once, and -1 in padding slots.
 
-    S = ``length``; ``workers`` is W, or None for the number of rows of the table. Raises LayoutError for any other
+    S is ``length``. ``workers`` is W; None means the number of rows of the table. Raises LayoutError for any other
     table, and OptionError if ``table`` is None.
 
     >>> from_table([[3, 0], [1, 2]], 4).table.tolist()
@@ -66,7 +67,7 @@ def from_table(table: Any, length: int, workers: int | None = None) -> Layout:
 
 
 def describe_tokens(held: Integers, length: int) -> str:
-    """Say which token a table lacks, repeats or should not have."""
+    """Say which tokens a table lacks, repeats or should not have."""
     unique, counts = np.unique(held, return_counts=True)
     missing = np.setdiff1d(np.arange(length), unique)
     if missing.size:
@@ -79,8 +80,9 @@ def describe_tokens(held: Integers, length: int) -> str:
 def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) -> Layout:
     """Return a layout of ``length`` tokens over ``workers`` workers, from a name, a table [W, n] or a Layout.
 
-    ``cu_seqlens`` int [N + 1] is for 'zigzag_per_document', which raises OptionError without it. Raises
-    OptionError for an unknown name, and LayoutError if the length is not a multiple of W (of 2W for 'zigzag').
+    'zigzag_per_document' needs ``cu_seqlens`` int [N + 1], the starts of the documents and the end of the last one, and
+    raises OptionError without it. Other errors: OptionError for an unknown name, and LayoutError if the length is not a
+    multiple of W (of 2W for 'zigzag').
 
     >>> make_layout("striped", 4, 2).table.tolist()
     [[0, 2], [1, 3]]
@@ -111,7 +113,7 @@ def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) 
 
 
 def starts(cu_seqlens: Any, length: int) -> list[int]:
-    """Validate cu_seqlens of packed documents and return them as a list."""
+    """Validate cu_seqlens (the starts of packed documents, and the end of the last one) and return them as a list."""
     if cu_seqlens is None:
         raise OptionError(
             "cu_seqlens with the layout 'zigzag_per_document'",
@@ -158,7 +160,7 @@ def unshard(shards: Sequence[ArrayLike], layout: Layout, axis: int = 2) -> NDArr
 
 
 def unpermute(shards: Sequence[ArrayLike], axis: int = 2) -> list[NDArray]:
-    """LAYOUT-6: redistribute the local arrays of a striped sequence into those of the contiguous layout.
+    """LAYOUT-6: turn the local arrays of a striped sequence into those of the contiguous layout.
 
     ``shards``: W arrays [.., n, ..] of one shape and dtype, with tokens on ``axis``. Returns W such arrays.
 
@@ -215,7 +217,7 @@ def lse_to_tiles(lse: Array) -> Array:
 
 
 def lse_from_tiles(tiles: Array) -> Array:
-    """Return lse [B, H, S] of ``tiles`` [B, H, 128, S // 128]. Inverse of :func:`lse_to_tiles`.
+    """Convert ``tiles`` [B, H, 128, S // 128] back to lse [B, H, S]. Inverse of :func:`lse_to_tiles`.
 
     Both are float64. Raises ShapeError unless axis 2 has length 128.
     """

@@ -1,7 +1,7 @@
 """The loop over steps and workers, in one process: every worker computes its step, then all messages are delivered.
 
-The specification defines a step as a pure function. This file calls that function for every worker, possibly in
-parallel, records the states, and makes inputs immutable (RING-1). Arrays are float64.
+The specification defines a step as a pure function of one worker's state and messages. This file calls that function
+for every worker, possibly in parallel, records the states, and makes inputs immutable (RING-1). Arrays are float64.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ WHEN = ("before", "during", "computed", "after")
 class Moment:
     """The record of one step of one worker: the worker's states, and the messages that it received and sent.
 
-    ``phase`` is 'forward' or 'backward'. ``pair`` is the (query owner, key owner) that was computed, None if the
-    worker was idle. ``received`` and ``sent`` are messages. The states, in order of time: ``before``: nothing has
-    arrived. ``during``: everything has arrived, and nothing is computed. ``computed``: the worker has computed, and has
-    not sent. ``after``: the worker has sent its messages and no longer holds what it sent.
+    ``phase`` is 'forward' or 'backward'. ``pair`` is the (query owner, key owner) that was computed, None if the worker
+    was idle. The states, in order of time, are ``before`` (nothing has arrived), ``during`` (everything has arrived,
+    and nothing is computed), ``computed`` (the worker has not sent yet) and ``after`` (the worker no longer holds what
+    it sent).
     """
 
     phase: str
@@ -60,10 +60,10 @@ def lockstep(
 ) -> tuple[list[State], list[tuple[Message, ...]]]:
     """Run all steps: in each, all workers compute, then everything that they sent is delivered.
 
-    Returns the last states, and the messages that are still to be received. ``one_step`` is ``forward_step`` or
-    ``backward_step``, and ``block`` the function that it calls for one block. ``observer`` is called with every
-    :class:`Moment`. No worker needs a result that another computes in the same step, so ``each`` may run the workers
-    in parallel.
+    Returns the last states, and the messages that have not been received yet. ``one_step`` is ``forward_step`` or
+    ``backward_step``, and ``block`` is the function that it calls for one block. ``observer`` is called with every
+    :class:`Moment`. No worker needs a result that another computes in the same step, so ``each`` may run the workers in
+    parallel.
     """
     states = list(states)
     inboxes: list[tuple[Message, ...]] = [() for _ in states]
@@ -86,7 +86,7 @@ def lockstep(
 
 
 def of_all(workers: int, function: Callable[[int], Any], each: Each) -> Iterator[Any]:
-    """Yield the results of ``function`` for workers 0 to W - 1, in this order; ``each`` computes them."""
+    """Yield ``function(r)`` for workers r = 0 to W - 1, in this order; ``each`` is a function like ``map``."""
     results, missing = iter(each(function, range(workers))), object()
     for r in range(workers):
         result = next(results, missing)
@@ -109,9 +109,10 @@ def deliver(outboxes: list[tuple[Message, ...]], workers: int) -> list[tuple[Mes
 
 
 def with_immutable_inputs(state: State) -> State:
-    """Return the initial state of a worker with immutable inputs, which stay immutable wherever they travel.
+    """Return the initial state of a worker with immutable copies of its inputs.
 
-    Values derived from an immutable array may be cached as long as the array lives; ``ringspec.fast`` does this.
+    Messages carry these copies. Values derived from an immutable array may be cached as long as the array lives;
+    ``ringspec.fast`` does this.
     """
     query = {name: getattr(state.query, name) for name in ("q", "dy", "lse", "row_term")}
     key = {name: getattr(state.key, name) for name in ("k", "v")}
@@ -123,7 +124,7 @@ def with_immutable_inputs(state: State) -> State:
 
 
 def read_only_values(arrays: dict[str, Array | None]) -> dict[str, Any]:
-    """Return immutable copies of the arrays that are not None, by name."""
+    """Return a dict with immutable copies of the arrays that are not None."""
     return {name: read_only(x) for name, x in arrays.items() if x is not None}
 
 

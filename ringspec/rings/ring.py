@@ -89,13 +89,13 @@ def ring(
     """Compute ring attention over ``workers`` workers; with dy (or dlse), its backward pass as well.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], dlse [B, H, Sq] are of any
-    float dtype, in global order. Keywords are those of :class:`~ringspec.problem.options.Options`, as in
-    :func:`~ringspec.rings.attention.attention`, and:
+    float dtype, in global order. Keywords are those of :func:`~ringspec.rings.attention.attention`
+    (:class:`~ringspec.problem.options.Options` lists them) and:
 
     ``workers``      W >= 1
     ``layout``       'contiguous', 'striped', 'zigzag', 'zigzag_per_document' (with cu_seqlens), a
                      table [W, n] of token indices (-1 = padding), or a pair of layouts, for q and for k
-    ``circulation``  'kv' (backward: K, V, dK, dV travel), 'q' (backward: Q, dY, LSE, row_term, dQ
+    ``circulation``  'kv' (backward: K, V, dK, dV travel), 'q' (backward: Q, dY, LSE, delta - dlse, dQ
                      travel), 'gather' (all keys are gathered first)
     ``recipe``       name or :class:`~ringspec.recipes.Recipe`: where values are rounded
     ``direction``    1: worker r sends to r + 1; -1: worker r sends to r - 1
@@ -197,8 +197,8 @@ def schedules_for(
 ) -> tuple[Schedule, Schedule]:
     """Return the validated schedules of the forward and backward pass.
 
-    A schedule in ``given`` is used; for None, the one that follows from ``circulation`` and ``direction``. With
-    ``skip_masked``, both schedules skip the pairs of blocks that the mask hides entirely.
+    ``given`` are the caller's schedules. In place of None, a schedule is made from ``circulation`` and ``direction``.
+    With ``skip_masked``, both schedules skip the pairs of blocks that the mask hides entirely.
     """
     check_circulation(circulation)
     direction = check_direction(direction)
@@ -219,7 +219,7 @@ def schedules_for(
 
 
 def layouts_for(problem: Problem, layout: Any, workers: Any, options: Any) -> tuple[Layout, Layout]:
-    """Return the layout of the queries and the layout of the keys."""
+    """Return the layout of the queries and the layout of the keys, as the argument ``layout`` of :func:`ring` says."""
     n_q, n_k = problem.q.shape[2], problem.k.shape[2]
     for_q, for_k = layout if isinstance(layout, tuple) and len(layout) == 2 else (layout, layout)
     one_table = not isinstance(for_k, str) and for_k is for_q
@@ -254,7 +254,7 @@ def invisible_pairs(problem: Problem, layout_q: Layout, layout_k: Layout) -> lis
 def check_schedule(
     schedule: Schedule, phase: str, problem: Problem, layout_q: Layout, layout_k: Layout
 ) -> None:
-    """Raise an error unless a schedule is valid for ``phase``, the number of workers and the problem's mask."""
+    """Raise an error unless a schedule is valid for a phase, the number of workers and the mask of the problem."""
     if not isinstance(schedule, Schedule):
         raise ScheduleError("a Schedule", shown(schedule), f"make it with {phase}_schedule")
     if (phase == "backward") != bool(schedule.accumulators):
@@ -314,7 +314,7 @@ def run_backward(
 ) -> list[WorkerResult]:
     """Run all backward steps and add the gradients to each worker's ``results``.
 
-    ``seeds`` are dy and dlse. The o and lse in ``results`` are used as the forward pass rounded them (RING-13).
+    ``seeds`` are dy and dlse. o and lse are taken from ``results``, with the rounding of the forward pass (RING-13).
     """
     dy, dlse = (shard(x, layout_q) for x in seeds)
 
@@ -357,7 +357,7 @@ def collect(
 
 
 def collect_bias(problem: Problem, results: list[WorkerResult], layout_q: Layout) -> Array | None:
-    """Return the rows of dbias in global order, or their sum if all rows share the bias."""
+    """Return dbias with its rows in global order, or the sum over the workers if all rows share the bias."""
     if problem.rows.bias is None:
         return None
     parts = [w.dbias for w in results if w.dbias is not None]

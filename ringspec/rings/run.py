@@ -1,4 +1,4 @@
-"""The result of a ring: every worker's numbers and recorded states, and the means to compute each step again.
+"""The result of a ring: every worker's numbers and recorded states, and a method that computes each step again.
 
 :mod:`ringspec.spec.worker` says what a worker holds at each step (RING-6).
 """
@@ -36,9 +36,9 @@ class WorkerResult:
     """The final results of one worker in float64, in the order of the worker's n slots.
 
     ``o`` [B, H, n, Dv], ``lse`` [B, H, n], ``dq`` [B, H, n, D], ``dk`` [B, Hkv, n, D], ``dv`` [B, Hkv, n, Dv].
-    ``index_q`` and ``index_k`` [n] are the global tokens in the slots, -1 for padding. ``dsinks``
-    is a partial sum over the worker's own query rows, and so is ``dbias`` if all rows share the bias. Otherwise
-    ``dbias`` has local rows and global keys (RING-12). Gradients are None without dy.
+    ``index_q`` and ``index_k`` [n] are the global tokens in the slots, -1 for padding. ``dsinks`` is a partial sum over
+    the worker's own query rows. If all rows share the bias, ``dbias`` is also a partial sum; otherwise it has local
+    rows and global keys (RING-12). Gradients are None without dy.
     """
 
     worker: int
@@ -57,12 +57,13 @@ class WorkerResult:
 class Run:
     """The result of :func:`ring`.
 
-    ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq``, ``dk``, ``dv``, ``dsinks``, ``dbias`` are in
-    global order; gradients are None without dy. Arrays are float64, and their values are numbers of the
-    recipe's output formats. ``gradients`` holds all gradients; ``seeds`` are dy and dlse in float64.
-    ``workers`` holds each worker's results, and ``moments`` the recorded steps. ``problem``, ``recipe``,
-    ``layout_q``, ``layout_k``, ``schedule``, ``backward_schedule`` and ``blocks`` (the functions that compute, merge
-    and add blocks) say what was run.
+    ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq``, ``dk``, ``dv``, ``dsinks``, ``dbias`` are in global order;
+    gradients are None without dy. Arrays are float64, and their values are numbers of the recipe's output formats.
+    ``gradients`` holds all gradients; ``seeds`` are dy and dlse in float64. ``workers`` holds each worker's results,
+    and ``moments`` the recorded steps. The other fields say what was run: ``problem``, ``recipe``, ``layout_q``,
+    ``layout_k``, ``schedule``, ``backward_schedule``, and ``blocks`` (the functions that compute, merge and add
+    blocks).
+
     In the methods, ``phase`` is 'forward' or 'backward'. ``print(run)`` shows which worker computes what in which step.
     """
 
@@ -138,8 +139,8 @@ class Run:
         ``phase`` is 'forward' or 'backward'. Raises OptionError for another ``when``, NotRecordedError for another
         phase or a step that was not recorded.
 
-        A tensor that the worker does not hold is None. After a step of a KV ring, k and v are None: they are in the
-        message to the next worker, and in the state 'computed'.
+        A tensor that the worker does not hold is None. After a step of a KV ring, k and v are None, because the worker
+        has sent them. The message to the next worker and the state 'computed' have them.
 
         >>> import numpy as np
         >>> from ringspec import ring
@@ -171,10 +172,10 @@ class Run:
         return cost(self.problem, schedule, self.layout_q, self.layout_k, self.recipe)
 
     def replay(self) -> Iterator[Moment]:
-        """Compute every recorded step again, from nothing but the recorded state and messages.
+        """Compute every recorded step again, only from the recorded state and messages.
 
-        Yields the recomputed moments in order; they equal the recorded ones bit for bit.
-        Raises NotRecordedError without ``ring(..., record=True)``.
+        Yields the recomputed moments in order; they equal the recorded ones bit for bit. Raises NotRecordedError
+        without ``ring(..., record=True)``.
         """
         if not self.moments:
             raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")

@@ -1,6 +1,6 @@
 """Public functions for schedules and causal offsets: check the arguments, then call the specification.
 
-The result of each function is that of the function with the same name in the specification (RING-1 to RING-10).
+Each function returns the result of the function in the specification that has the same name (RING-1 to RING-10).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def check_circulation(circulation: str) -> None:
 
 
 def check_direction(direction: Any) -> int:
-    """Validate a direction of travel, 1 or -1, and return it as int."""
+    """Validate a direction of travel, 1 or -1, and return it as an int."""
     if not is_integer(direction) or direction not in (1, -1):
         raise OptionError(
             "direction 1 (r to r + 1) or -1 (r to r - 1)", shown(direction), "pass direction=1"
@@ -83,10 +83,10 @@ def cp_offset(
 ) -> int:
     """Return the offset of the causal diagonal between queries of worker a and keys of worker b.
 
-    In local indices i and j, the pair is visible iff j <= i + offset. The offset follows RING-8 for 'contiguous',
-    RING-9 for 'striped'; 'zigzag' has four offsets, see :func:`zigzag_offsets`.
-    Each of the W = ``workers`` workers holds ``n_q`` queries and ``n_k`` keys. Global query i has position
-    i + ``q_offset``. Raises OptionError for another ``layout``, and for an a or b that is not a worker.
+    In local indices i and j, query i attends to key j iff j <= i + offset. The offset follows RING-8 for 'contiguous'
+    and RING-9 for 'striped'. 'zigzag' has four offsets, see :func:`zigzag_offsets`. Each of the W = ``workers`` workers
+    holds ``n_q`` queries and ``n_k`` keys. The query with global index i has position i + ``q_offset``. Raises
+    OptionError for another ``layout``, and for an a or b that is not a worker.
 
     >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
     8

@@ -1,6 +1,7 @@
 """Convert runs, schedules, states and moments to text, and runs also to HTML tables and to named tensors.
 
-``print`` shows the texts, notebooks show the tables, and ``run.save`` writes the tensors.
+A *moment* is the record of one worker's step. ``print`` shows the texts, notebooks show the tables, and ``run.save``
+writes the tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ RESULT_NAMES = ("index_q", "index_k", "o", "lse", "dq", "dk", "dv", "dsinks", "d
 
 
 def travelling(schedule: Schedule, step: int, absent: tuple[str, ...] = ()) -> str:
-    """Say what travels after a step and where to, as in 'k v columns: r -> r+1 mod 4'; omit the names in ``absent``."""
+    """Say what travels after a step and where to, as in 'k v columns: r -> r+1 mod 4'.
+
+    ``absent`` are names to leave out.
+    """
     parts = []
     for transfer in schedule.steps[step].transfers:
         where = {"gather": "to all", "reduce_scatter": "to owners"}.get(transfer.kind)
@@ -43,7 +47,7 @@ def travelling(schedule: Schedule, step: int, absent: tuple[str, ...] = ()) -> s
 
 
 def schedule_as_text(schedule: Schedule) -> str:
-    """Return one line per step: the visitor at each worker, and what travels afterwards."""
+    """Return one line per step: the owner of the block that each worker computes with, and what travels afterwards."""
     lines = [f"{schedule.name}, {schedule.workers} workers, {schedule.moves} move"]
     for t, step in enumerate(schedule.steps):
         owners = " ".join("-" if b is None else str(b) for b in step.uses)
@@ -94,12 +98,15 @@ def schedules(run: Run) -> list[Schedule]:
 
 
 def absent_names(run: Run) -> tuple[str, ...]:
-    """Return the names in the run's schedules for which the run has no array: dbias if there is no bias."""
+    """Return the names of tensors in the run's schedules that the run does not have, such as dbias without a bias."""
     return ("dbias",) if run.problem.rows.bias is None else ()
 
 
 def step_cells(schedule: Schedule, counted: Cost) -> list[list[str]]:
-    """Return one row per worker with one cell per step, such as 'q2 x k1 (16)': owners and number of visible pairs."""
+    """Return one row of text cells per worker, with one cell per step, such as 'q2 x k1 (16)'.
+
+    A cell names the owners of queries and keys, and the number of visible pairs.
+    """
     table = []
     for r in range(schedule.workers):
         row = []
@@ -130,7 +137,7 @@ def summary(counted: Cost) -> str:
 
 
 def run_as_text(run: Run) -> str:
-    """Return text that says who computes what in which step, what travels, and how even the work is."""
+    """Return text that says who computes what in which step, what travels, and how evenly work is divided."""
     lines = [heading(run)]
     for schedule in schedules(run):
         counted = cost(run.problem, schedule, run.layout_q, run.layout_k, run.recipe)
@@ -151,7 +158,7 @@ def run_as_text(run: Run) -> str:
 
 
 def run_as_html(run: Run) -> str:
-    """Return the facts of :func:`run_as_text` as HTML tables; darker cells have more visible pairs."""
+    """Return what :func:`run_as_text` says as HTML tables; darker cells have more visible pairs."""
     parts = [f"<p>{html.escape(heading(run))}</p>"]
     for schedule in schedules(run):
         counted = cost(run.problem, schedule, run.layout_q, run.layout_k, run.recipe)
@@ -180,7 +187,7 @@ def run_as_html(run: Run) -> str:
 
 
 def run_tensors(run: Run) -> tuple[dict[str, NDArray], dict[str, str]]:
-    """Return every array of a run by a name such as 'results/o', and the arguments of the run as metadata."""
+    """Return a dict of every array of a run, with names such as 'results/o', and the arguments of the run as metadata."""
     tensors: dict[str, NDArray] = {}
 
     def add(name: str, value: object) -> None:

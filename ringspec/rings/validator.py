@@ -1,8 +1,9 @@
-"""The validator of schedules: every pair is computed once, and every accumulator returns to its owner.
+"""The validator of schedules: it proves that a schedule is correct, or lists what is missing, repeated or lost.
 
-The validator follows every tensor that travels, worker by worker and step by step. It proves that a schedule computes
-every pair of blocks once (RING-2, RING-11), returns accumulators to their owners (RING-4, RING-5) and permutes all
-workers (RING-3), or lists what is missing, repeated or lost.
+A *pair* is (query owner, key owner): the queries of one worker and the keys of one worker. *Accumulators* are gradients
+that travel and are added to. The validator follows every tensor that travels, worker by worker and step by step. In a
+valid schedule, every pair is computed once (RING-2, RING-11), all accumulators return to their owners (RING-4, RING-5),
+and each permute is a permutation of all workers (RING-3).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SIDES = {
 class Defect:
     """One reason why a schedule is invalid; ``kind`` is one of DEFECTS.
 
-    ``where`` says in words what is wrong. ``pair`` is the (query owner, key owner) concerned, or None.
+    ``where`` says in words what is wrong. ``pair`` is the (query owner, key owner) for which it is wrong, or None.
     """
 
     kind: str
@@ -62,8 +63,8 @@ DEFECTS = (
 def validate(schedule: Schedule, visible: Callable[[int, int], bool] | None = None) -> None:
     """Prove that a schedule is valid, or raise ScheduleError with every defect found.
 
-    ``visible(query_owner, key_owner)`` returns whether any pair of the two blocks is visible. Without this function, a
-    skipped pair is a defect, because nothing proves that the mask hides the pair (RING-11).
+    ``visible(query_owner, key_owner)`` returns whether any query of the first worker attends to any key of the second.
+    Without this function, a skipped pair is a defect, because nothing proves that the mask hides the pair (RING-11).
 
     >>> from ringspec.rings.schedules import forward_schedule
     >>> validate(forward_schedule("kv", 4))
@@ -114,7 +115,7 @@ def find_defects(
 
 
 def malformed(schedule: Schedule) -> list[Defect]:
-    """Find values that no schedule can have; checked first, so that the other checks can rely on them."""
+    """Find values that no schedule can have. This is checked first, so that the other checks can rely on it."""
     if not well_typed(schedule):
         return [Defect("malformed", "a Schedule of Steps of Transfers of (int, int) pairs needed")]
     defects = []
@@ -142,7 +143,10 @@ def malformed(schedule: Schedule) -> list[Defect]:
 
 
 def misplaced(schedule: Schedule) -> list[Defect]:
-    """Find names that travel twice after one step, and gathers and reduce-scatters that a step may not have."""
+    """Find tensors that travel twice after one step, and each gather or reduce-scatter that is not in its right place.
+
+    A gather is right only in an idle first step, and a reduce-scatter only in the last step.
+    """
     defects, last = [], len(schedule.steps) - 1
     for t, step in enumerate(schedule.steps):
         carried = [name for transfer in step.transfers for name in transfer.carries]
@@ -220,7 +224,7 @@ def is_transfer(transfer: object) -> bool:
 def check_holds(
     schedule: Schedule, held: dict[str, list[set[int]]], t: int, worker: int, block: int
 ) -> list[Defect]:
-    """Return a defect if a worker computes with a block but lacks an input or an accumulator of the block."""
+    """Return a defect if a worker computes with a block but does not hold all its inputs and accumulators."""
     inputs = [name for name in schedule.inputs if block not in held[name][worker]]
     lost = [name for name in schedule.accumulators if block not in held[name][worker]]
     where = f"step {t}: worker {worker} computes with block {block} but does not hold its "
@@ -234,7 +238,7 @@ def check_holds(
 def move(
     schedule: Schedule, held: dict[str, list[set[int]]], t: int, transfer: Transfer
 ) -> list[Defect]:
-    """Follow one transfer: update who holds what, or say why it cannot be executed."""
+    """Follow one transfer: update ``held``, which says who holds what, or return a defect if that is impossible."""
     workers = schedule.workers
     if transfer.kind == "permute":
         sources = sorted(source for source, _ in transfer.pairs)
@@ -264,7 +268,10 @@ def move(
 def coverage(
     schedule: Schedule, met: dict[Pair, int], visible: Callable[[int, int], bool] | None
 ) -> list[Defect]:
-    """RING-2, RING-11: find pairs that are not computed exactly once, and skipped pairs that must not be skipped."""
+    """RING-2, RING-11: find pairs that are not computed exactly once, and skipped pairs that may not be skipped.
+
+    A pair may be skipped if ``visible`` returns False for it.
+    """
     defects = []
     for a in range(schedule.workers):
         for b in range(schedule.workers):

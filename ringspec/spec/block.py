@@ -1,9 +1,10 @@
-"""One block of queries against one block of keys, forward and backward, under a recipe (BWD-10, BWD-11).
+"""One block of queries against one block of keys, forward and backward (BWD-10, BWD-11).
 
 A *block* is what travels: the queries of one worker, or its keys with their values. A *tile* is a rectangle of the
-score matrix; :class:`~ringspec.problem.model.Tile` says which queries and keys it covers. A block of queries and a
-block of keys define one tile, which ``recipe.tile_q`` and ``recipe.tile_k`` cut into smaller tiles. The forward pass
-cuts only the keys, because each query row is computed independently of the others.
+score matrix; :class:`~ringspec.problem.model.Tile` says which queries and keys it covers. A *recipe* says where values
+are rounded, and into which tiles blocks are cut. A block of queries and a block of keys define one tile, which
+``recipe.tile_q`` and ``recipe.tile_k`` cut into smaller tiles. The forward pass cuts only the keys, because each query
+row is computed independently of the others.
 
 :func:`block_forward` and :func:`block_backward` are what one worker computes in one ring step. Kernels with the same
 signatures can replace these two functions. Arrays are float64.
@@ -58,9 +59,9 @@ def ranges(length: int, size: int | None) -> list[tuple[int, int]]:
 def block_forward(q: Array, k: Array, v: Array, tile: Tile) -> SoftmaxState:
     """Return the softmax state of a block of queries over one block of keys and values.
 
-    q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``tile`` holds the data of the same queries and keys.
-    Key tiles are absorbed one after another. Sinks are added not here, but once per row when the ring finishes the
-    row (FWD-5).
+    q [B, H, n_q, D], k [B, Hkv, n_k, D], v [B, Hkv, n_k, Dv]; ``tile`` holds the data of the same queries and keys. Key
+    tiles are absorbed one after another. Sinks are not added here: the ring adds them once per row, when it finishes
+    the row (FWD-5).
     """
     recipe, (batch, heads, n_q, _) = tile.recipe, q.shape
     k, v = (per_query_head(x, tile.terms) for x in (k, v))

@@ -1,9 +1,9 @@
 """The causal offset between two blocks, which gives their causal mask in local indices (RING-8 to RING-10).
 
-Query i of worker a attends to key j of worker b iff j <= i + offset, where i and j count from the start of their blocks.
-Context parallel (cp) kernels use this offset. The other files compare global positions (:mod:`~ringspec.spec.masks`),
-with the same result. Each of the W = ``workers`` workers holds ``n_q`` queries and ``n_k`` keys. Global query i has
-position i + ``q_offset``.
+Query i of worker a attends to key j of worker b iff j <= i + offset, where i and j count from the start of their
+blocks. Context parallel (cp) kernels use this offset. The other files compare global positions
+(:mod:`~ringspec.spec.masks`), with the same result. Each of the W = ``workers`` workers holds ``n_q`` queries and
+``n_k`` keys. The query with global index i has position i + ``q_offset``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ def cp_offset(
 ) -> int:
     """RING-8, RING-9: the offset for queries of worker a and keys of worker b in the given layout::
 
-        contiguous    a n_q - b n_k + q_offset, which is (a - b) n for equal blocks:
-                      all pairs are visible if a > b, the triangle if a = b, none if a < b
-        striped       floor((a + q_offset - b) / W), which without q_offset is 0 if a >= b, else -1
+        contiguous    a n_q - b n_k + q_offset; for n_q = n_k = n and q_offset = 0 this is (a - b) n:
+                      all pairs are visible if a > b, the lower triangle if a = b, none if a < b
+        striped       floor((a + q_offset - b) / W); for q_offset = 0 this is 0 if a >= b, else -1
 
     >>> cp_offset("contiguous", 2, 1, workers=4, n_q=8, n_k=8)
     8
@@ -33,7 +33,7 @@ def zigzag_offsets(
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """RING-10: the offsets between the two query chunks of worker a and the two key chunks of worker b under 'zigzag'.
 
-    The offset is c n_q/2 - d n_k/2 + q_offset for query chunk c and key chunk d. A worker r holds chunks r and
+    The offset is c n_q/2 - d n_k/2 + q_offset for query chunk c and key chunk d. Worker r holds chunks r and
     2W - 1 - r, in this order. The result is indexed [query chunk][key chunk], in the same order. Local indices count
     from the start of each chunk, which has half of the worker's tokens.
     """

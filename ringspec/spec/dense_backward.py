@@ -1,8 +1,9 @@
 """The gradient of dense attention in float64: the definition of the backward pass (BWD-1 to BWD-10).
 
-Symbols, shapes and limits are those of :mod:`~ringspec.spec.dense_forward`; dy = dL/do and dlse = dL/dlse for a
-loss L. :func:`tile_gradients` holds the formulas. :mod:`~ringspec.spec.block` calls this function for each tile of
-a block, with the roundings of a recipe.
+Symbols, shapes and limits are those of :mod:`~ringspec.spec.dense_forward`; dy = dL/do and dlse = dL/dlse for a loss L.
+dp, ds and dz are the gradients of the probabilities p, of the scores s, and of z, the scores before the soft cap.
+:func:`tile_gradients` holds the formulas. :mod:`~ringspec.spec.block` calls this function for each tile of a block,
+with a recipe that says where values are rounded.
 
 In each row with a visible key or a sink, this identity checks gradients without a second implementation::
 
@@ -28,8 +29,8 @@ from ringspec.spec.dropout import keep_factor
 class Gradients:
     """The gradients of a loss in float64.
 
-    ``dq`` [B, H, Sq, D], ``dk`` [B, Hkv, Sk, D], ``dv`` [B, Hkv, Sk, Dv]. ``dsinks`` and ``dbias`` have the shapes in
-    which the caller gave sinks and bias; None if there are no sinks, or no bias.
+    ``dq`` [B, H, Sq, D], ``dk`` [B, Hkv, Sk, D], ``dv`` [B, Hkv, Sk, Dv]. ``dsinks`` and ``dbias`` have the shapes that
+    sinks and bias have; None without sinks or without a bias.
     """
 
     dq: Array
@@ -59,8 +60,8 @@ def dense_backward(problem: Problem, dy: Array, dlse: Array) -> Gradients:
 def dy_o_sum(dy: Array, o: Array, recipe: Recipe) -> Array:
     """BWD-1: delta_i = <dy_i, o_i> [B, H, n], where o [B, H, n, Dv] is the output over all keys of the row (RING-13).
 
-    The AWS NKI library calls delta ``dy_o_sum``. Dropout does not change the formula. ``recipe`` says how each
-    product and the sum are rounded.
+    The AWS NKI library calls delta ``dy_o_sum``. Dropout does not change the formula. ``recipe`` says how the products
+    and their sum are rounded.
     """
     return row_sum(recipe.to_dy_o_products(dy * o), recipe.delta)
 

@@ -2,18 +2,18 @@
 
 There is one worker and there are no blocks, and every S x S matrix is stored whole. Everything else in ringspec is
 tested against this file and :mod:`~ringspec.spec.dense_backward`. These two files are tested against an oracle that
-shares no code with them. :mod:`~ringspec.spec.block` calls :func:`scores` for each tile of a block, with the roundings
-of a recipe. Here the recipe is float64, which rounds nothing.
+shares no code with them. :mod:`~ringspec.spec.block` calls :func:`scores` for each tile of a block, with a recipe that
+says where values are rounded. Here the recipe is float64, which rounds nothing.
 
-Symbols: b is a batch, h a query head, i a query row, j a key, n a sink of the head, d an entry of a vector.
-``<x, y>`` is the dot product over d, and every logarithm is natural. Arrays are [B, H, S, D]: q, dy and o
-have H heads and Sq rows, k and v have Hkv heads and Sk rows, D is the width of q and k, Dv that of v.
+Symbols: b is a batch, h a query head, i a query row, j a key, n a sink of the head, d an entry of a vector. ``<x, y>``
+is the dot product over d, and every logarithm is natural. Arrays are [B, H, S, D]: q, dy and o have H heads and Sq
+rows, k and v have Hkv heads and Sk rows, D is the width of q and k, Dv that of v.
 
-scale, softcap, bias, sinks and dropout_p are float64 numbers, each taken exactly. The default scale is the
-float64 nearest to the real 1/sqrt(D) (FWD-2); ``1 / math.sqrt(D)`` is rounded twice and is not that number for
-D = 128. q, k, v, dy, dlse, sinks and bias must be finite, except that a bias of -inf masks its pair. Finite
-inputs must give finite scores and gradients: if a score at a visible pair, a dp or a gradient overflows float64,
-the call raises NonFiniteError. Scores of masked pairs may overflow. Zeros in results are +0.
+scale, softcap, bias, sinks and dropout_p are float64 numbers, each taken exactly. The default scale is the float64
+nearest to the real 1/sqrt(D) (FWD-2); ``1 / math.sqrt(D)`` is rounded twice and is not that number for D = 128. q, k,
+v, dy, dlse, sinks and bias must be finite, except that a bias of -inf masks its pair. Finite inputs must give finite
+scores and gradients: if a gradient or the score of a visible pair overflows float64, the call raises NonFiniteError.
+Scores of masked pairs may overflow. Zeros in results are +0.
 
 Sources: Vaswani et al., https://arxiv.org/abs/1706.03762 (section 3.2.1); sinks as in GPT-OSS
 (https://arxiv.org/abs/2508.10925), in the denominator only.
@@ -74,8 +74,8 @@ def softmax(problem: Problem, s: Array) -> tuple[Array, Array]:
 
         lse_i = log(sum_j exp(s_ij) + sum_n exp(sink_hn))            p_ij = exp(s_ij - lse_i)
 
-    Sinks are logits like s: neither scale nor soft cap applies to them. They enter only the denominator, once
-    per row. A row with no visible key and no sink has lse = -inf (FWD-8). A row with sinks but no visible key has the
+    Sinks are logits like s: neither scale nor soft cap applies to them. They enter only the denominator, once per row.
+    A row with no visible key and no sink has lse = -inf (FWD-8). A row with sinks but no visible key has the
     log-sum-exp of the sinks as lse (FWD-9). In both kinds of rows, p is 0. p and lse are those before dropout. p is
     computed as exp(s - m) / sum, which equals exp(s - lse) and has a smaller rounding error.
     """

@@ -78,10 +78,10 @@ def keep_mask(
 
 
 def keep_factor(rows: Rows, columns: Columns, terms: Terms, batch: int) -> Array | float:
-    """Return keep / (1 - dropout_p), which multiplies P and dP; 1.0 if dropout_p is 0 and no keep mask is given.
+    """Return keep / (1 - dropout_p), which multiplies P and dP; 1.0 if dropout_p is 0 and there is no given keep mask.
 
     The result is float64, broadcastable to [B, H, n_q, n_k] with B = ``batch``. A keep mask from the caller replaces
-    the counter-based one (DROP-3). Only tokens are sharded, so local head and batch indices are the global ones.
+    the counter-based mask (DROP-3). Only tokens are sharded, so local head and batch indices are the global ones.
     """
     if rows.keep is not None:
         return columns_of(rows.keep, columns) / (1.0 - terms.dropout_p)

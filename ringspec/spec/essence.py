@@ -1,10 +1,10 @@
-"""Ring attention in one page: forward, and backward in both circulations, in float64.
+"""Ring attention in one page: forward, and backward with travelling keys or with travelling queries, in float64.
 
-``q[r]`` is what worker r holds, and the arrays of all workers are in one process. There are no options: only a
-causal mask, the default scale, and as many key heads as query heads. Arrays are [..., S, D], where the
-leading axes (batch, heads) are left to NumPy's broadcasting; m, l, lse and delta keep a last axis of
-length 1. :func:`ringspec.ring` has the options. With only ``causal=True``, it gives the same results bit for bit for
-every D whose ``D ** -0.5`` is the float64 nearest to 1/sqrt(D), which holds for all D below 1769.
+``q[r]`` is the part of q that worker r holds, and the arrays of all workers are in one process. There are no options:
+only a causal mask, the default scale, and as many key heads as query heads. Arrays are [..., S, D], where the leading
+axes (batch, heads) are left to NumPy's broadcasting; m, l, lse and delta keep a last axis of length 1.
+:func:`ringspec.ring` has the options. With only ``causal=True``, it gives the same results bit for bit for every D
+whose ``D ** -0.5`` is the float64 nearest to 1/sqrt(D), which holds for all D below 1769.
 
 To stay short, this page sends every block W times, so that each block ends at its owner. The schedules of
 :mod:`~ringspec.spec.schedule` send k and v (or q, dy, lse and delta) W - 1 times: only gradients make the last hop.
@@ -86,7 +86,7 @@ def start(q: Array, v: Array) -> State:
 
 
 def merge(a: State, b: State) -> State:
-    """Merge the states of the same rows over different keys into the state over all of these keys (online softmax)."""
+    """Merge two states of the same rows over different keys into the state over all of these keys (online softmax)."""
     m = np.maximum(a[0], b[0])
     weight_a, weight_b = np.exp(a[0] - finite(m)), np.exp(b[0] - finite(m))
     return m, weight_a * a[1] + weight_b * b[1], weight_a * a[2] + weight_b * b[2]
@@ -101,7 +101,7 @@ def finish(state: State) -> tuple[Array, Array]:
 def block_backward(
     q: Array, k: Array, v: Array, dy: Array, lse: Array, delta: Array, mask: NDArray[np.bool_]
 ) -> tuple[Array, Array, Array]:
-    """Return the block's contributions to dq, dk, dv; lse and delta are those of whole rows, over all keys."""
+    """Return what one block of queries and one of keys add to dq, dk, dv; lse and delta are those of whole rows."""
     p = np.exp(scores(q, k, mask) - lse)
     ds = p * (dy @ v.swapaxes(-1, -2) - delta)
     scale = q.shape[-1] ** -0.5

@@ -36,10 +36,7 @@ TILE_ROWS = 128
 
 @dataclass(frozen=True)
 class Layout:
-    """A distribution of tokens over workers: ``table`` int64 [W, n] has the global token of each slot, -1 = padding.
-
-    ``name`` is shown in output.
-    """
+    """A distribution of tokens over workers: ``table`` int64 [W, n] has the global token of each slot, -1 = padding."""
 
     name: str
     table: Integers
@@ -133,7 +130,7 @@ def unshard(shards: Sequence[NDArray], layout: Layout, axis: int = 2) -> NDArray
 
 
 def unpermute(shards: Sequence[NDArray], axis: int = 2) -> list[NDArray]:
-    """LAYOUT-6: redistribute the local arrays of a striped sequence into those of the contiguous layout.
+    """LAYOUT-6: turn the local arrays of a striped sequence into those of the contiguous layout.
 
     >>> [s.tolist() for s in unpermute([np.array([0, 2]), np.array([1, 3])], axis=0)]
     [[0, 1], [2, 3]]
@@ -154,6 +151,6 @@ def lse_to_tiles(lse: Array) -> Array:
 
 
 def lse_from_tiles(tiles: Array) -> Array:
-    """Return lse [B, H, S] of tiles [B, H, 128, S // 128]. Inverse of :func:`lse_to_tiles`."""
+    """Convert tiles [B, H, 128, S // 128] back to lse [B, H, S]. Inverse of :func:`lse_to_tiles`."""
     batch, heads, rows, columns = tiles.shape
     return tiles.swapaxes(2, 3).reshape(batch, heads, rows * columns).copy()

@@ -1,12 +1,13 @@
 """The running softmax of a block of query rows: start, absorb, merge, finish (SOFT-1 to SOFT-4).
 
-A *softmax state* holds, per query row, the running maximum m, the sum l of exp(s - m) and the unnormalised
-o = sum of exp(s - m) v, over all keys seen so far. A state *absorbs* a tile of scores. Two states over different keys
-*merge* into the state over the keys of both; up to rounding, the order does not matter. The empty state has m = -inf,
-l = 0, o = 0, and no operation here turns it into NaN (SOFT-2). Arrays are float64, rounded where ``recipe`` says.
+A *softmax state* holds, per query row, the running maximum m, the sum l of exp(s - m) and the unnormalised o = sum of
+exp(s - m) v, over all keys seen so far. A state *absorbs* a tile of scores. Two states over different keys *merge* into
+the state over the keys of both; up to rounding, the order does not matter. The empty state has m = -inf, l = 0, o = 0,
+and no operation here turns it into NaN (SOFT-2). Arrays are float64. ``recipe`` says where values are rounded;
+``statistics``, ``p``, ``products``, ``merge`` and ``carried_o`` are the names of its number formats.
 
-Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Rabe and Staats,
-https://arxiv.org/abs/2112.05682; Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889.
+Sources: Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Rabe and Staats, https://arxiv.org/abs/2112.05682;
+Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889.
 """
 
 from __future__ import annotations
@@ -90,17 +91,14 @@ def merge(a: SoftmaxState, b: SoftmaxState, recipe: Recipe) -> SoftmaxState:
 
 
 def weighted_sum(c_a: Array, o_a: Array, c_b: Array, o_b: Array, recipe: Recipe) -> Array:
-    """Return c_a o_a + c_b o_b: products and sum are rounded to ``merge``, then the result to ``carried_o`` (NUM-3)."""
+    """Return c_a o_a + c_b o_b: round products and sum to ``merge``, then round the result to ``carried_o`` (NUM-3)."""
     part_a = recipe.to_merge(c_a[..., None] * o_a)
     part_b = recipe.to_merge(c_b[..., None] * o_b)
     return recipe.to_carried_o(recipe.to_merge(part_a + part_b))
 
 
 def normalised(state: SoftmaxState, recipe: Recipe) -> SoftmaxState:
-    """Return the normalised state: lse (rounded to ``statistics``) as m, o / l (not rounded) as o, and l = 1.
-
-    Empty rows stay empty.
-    """
+    """Normalise a state: m becomes lse (rounded to ``statistics``), o becomes o / l (not rounded), l becomes 1 (0 if it was 0)."""
     lse = recipe.to_statistics(state.lse)
     empty = state.l == 0
     o = state.o / np.where(empty, 1.0, state.l)[..., None]

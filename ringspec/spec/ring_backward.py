@@ -1,11 +1,12 @@
 """The backward pass of one worker, step by step: RECEIVE, DIFFERENTIATE, ADD; then SEND, which is ``worker.send``.
 
-The KV ring and the Q ring share these functions: the schedule says whether keys or queries travel. The gradients that
-travel with them (accumulators) make one hop more than the inputs. The last hop brings the gradients to their owner
-(RING-4, RING-5).
+The KV ring (keys travel) and the Q ring (queries travel) share these functions; the schedule says which ring it is.
+The gradients of the tensors that travel (*accumulators*) travel, too. They make one hop more than the tensors that are
+only read: the last hop brings them to their owner (RING-4, RING-5).
 
 The tables show a ring of W = 3 at worker r in direction 1; in direction -1 read r + 1 for r - 1 and r + 2 for r - 2.
-(a, b) is the contribution of the queries of worker a and the keys of worker b. A KV ring::
+(a, b) is the contribution of the queries of worker a and the keys of worker b. ``columns`` and ``rows`` are the
+positions and other data of keys and of queries, and row_term is delta - dlse. A KV ring::
 
     step  holds the keys of  dk, dv of these keys after the step  then sends
     0     r                  (r, r)                               k v columns, dk dv
@@ -26,7 +27,7 @@ The backward pass takes o and lse as given and never recomputes them. They are t
 If all rows share the bias, each worker's dbias is a partial sum as well. Otherwise dbias has the worker's own rows, and
 the caller puts the rows of all workers in global order (RING-12). dbias is float64 and never rounded.
 
-Arrays are float64, in a worker's local order. Sources: ring-flash-attention and ejkernel (KV ring), AWS NKI library (Q ring).
+Arrays are float64, in a worker's local order. Sources: ring-flash-attention, ejkernel (KV ring); AWS NKI library (Q ring).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Accumulate = Callable[[Array, Array, str], Array]
 
 
 def plus(total: Array, share: Array, accumulator: str) -> Array:
-    """Return total + share, rounded to the format ``accumulator`` (NUM-2)."""
+    """Return total + share, rounded to the number format ``accumulator`` (NUM-2)."""
     return round_to(total + share, accumulator)
 
 
@@ -82,8 +83,8 @@ def backward_step(
 ) -> BackwardState:
     """Return one worker's state after it has computed a step and before it sends.
 
-    ``received`` are the messages that the worker received under ``schedule``. ``compute`` is a function such as
-    ``spec.block.block_backward``. ``accumulate`` adds a contribution to a total, as :func:`plus` does.
+    ``received`` are the messages that the worker received under ``schedule``. ``compute`` computes the gradients of one
+    block, as ``spec.block.block_backward`` does. ``accumulate`` adds a contribution to a total, as :func:`plus` does.
     """
     # RECEIVE
     state = arrive(state, schedule, received)
@@ -96,7 +97,7 @@ def backward_step(
 def differentiate_block(
     state: BackwardState, schedule: Schedule, compute: BlockBackward
 ) -> BlockGradients | None:
-    """Return the gradient contributions of the two blocks at this worker; None if the worker is idle in this step.
+    """Return what the two blocks at this worker contribute to the gradients; None if the worker is idle in this step.
 
     Accumulators are not read, so a program may receive them at the same time.
     """
@@ -111,7 +112,7 @@ def differentiate_block(
 def add_block(
     state: BackwardState, share: BlockGradients, accumulate: Accumulate = plus
 ) -> BackwardState:
-    """Add one block's contributions to the accumulators at this worker, rounding each addition (NUM-2)."""
+    """Add the contributions of one step to the accumulators at this worker, rounding each addition (NUM-2)."""
     query, key, recipe = state.query, state.key, state.recipe
     dbias = query.dbias
     if share.dbias is not None:

@@ -31,7 +31,8 @@ Merge = Callable[[SoftmaxState, SoftmaxState, Recipe], SoftmaxState]
 def forward_start(worker: int, shard: Problem, recipe: Recipe) -> ForwardState:
     """Return a worker's initial state: its own shard, rounded to the recipe's input format, and an empty softmax state.
 
-    ``shard`` is ``problem.take(..)`` for the worker's slots: q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv].
+    ``shard`` is ``problem.take(..)`` for the worker's slots: q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv]. The
+    softmax state is the running maximum, sum and output of each query row. ``recipe`` says where values are rounded.
     """
     q, k = recipe.to_inputs(shard.q, "q"), recipe.to_inputs(shard.k, "k")
     v = recipe.to_inputs(shard.v, "v")
@@ -57,8 +58,8 @@ def forward_step(
 ) -> ForwardState:
     """Return one worker's state after it has computed a step and before it sends.
 
-    ``received`` are the messages that the worker received under ``schedule``. ``compute`` is a function such as
-    ``spec.block.block_forward``. ``merge`` merges the block's softmax state into the running one.
+    ``received`` are the messages that the worker received under ``schedule``. ``compute`` computes the softmax state of
+    one block, as ``spec.block.block_forward`` does. ``merge`` merges this state into the running one.
     """
     # RECEIVE
     state = arrive(state, schedule, received)
@@ -82,7 +83,7 @@ def score_block(
 def merge_block(
     state: ForwardState, part: SoftmaxState, merge: Merge = merge_states
 ) -> ForwardState:
-    """Return the worker's state with one block's softmax state merged into the running one."""
+    """Return the worker's state after the softmax state of one block is merged into its running one."""
     return dataclasses.replace(state, running=merge(state.running, part, state.recipe))
 
 

@@ -1,9 +1,9 @@
-"""The table of rules: one for each sentence of the specification that a kernel can break.
+"""The table of rules. Each rule is a sentence of the specification that a kernel can break.
 
 ``FILES`` maps the prefix of a rule's id to the file that computes the rule. ``ELSEWHERE`` lists the rules that are
-computed in another file or in several. The id of a rule appears in the docstring or comment of the code that states
-the rule, in the mark of each test of the rule (``@pytest.mark.rule("RING-1")``) and in golden cases. The meaning of an
-id never changes.
+computed in another file or in several. The id of a rule appears in the docstring or comment of the code that states the
+rule, in the mark of each test of the rule (``@pytest.mark.rule("RING-1")``) and in golden cases. The meaning of an id
+never changes.
 
 >>> rule("SOFT-2").module
 'spec.online_softmax'
@@ -141,7 +141,7 @@ RULES = tuple(Rule(id, sentence) for id, sentence in SENTENCES.items())
 
 
 def rule(which: str) -> Rule:
-    """Return the rule whose id is ``which``; raise OptionError, with the nearest id, for an unknown one."""
+    """Return the rule with the id ``which``; for an unknown id, raise OptionError, which names the nearest id."""
     for candidate in RULES:
         if candidate.id == which:
             return candidate

@@ -1,8 +1,8 @@
 """Schedules as data: who computes with which block, and who sends what to whom (RING-1 to RING-7, RING-11).
 
-A schedule lists, for each ring step, which visiting block every worker computes with and what is
-transferred afterwards. It is only data: :mod:`ringspec.rings.lockstep` executes it in one process, ``ringspec.comm`` in
-several.
+A *block* is the queries of one worker, or the keys of one worker with their values. A schedule lists, for each step of
+a ring, which travelling block every worker computes with and what is transferred afterwards. It is only data:
+:mod:`ringspec.rings.lockstep` executes it in one process, ``ringspec.comm`` in several.
 
 ``KV ring, forward``   K, V travel; Q and its m, l, o stay
 ``KV ring, backward``  K, V travel, and dK, dV with their keys; Q, dY, LSE, row_term, dQ, dbias stay
@@ -10,9 +10,9 @@ several.
 ``gather``             K, V of all workers go to all before anything is computed; dK, dV are added at their owners
 
 The circulation 'kv' or 'q' chooses the KV ring or the Q ring for the backward pass; the forward pass of both is a KV
-ring. ``direction`` is 1 if r sends to r + 1, -1 if r sends to r - 1. After ``step`` hops worker r has the block of
-owner (r - direction * step) mod W (RING-1). Gathering has no direction and takes one step more than a ring. For W = 3,
-worker r computes in each step with the block of this owner::
+ring. ``direction`` is 1 if worker r sends to r + 1, -1 if it sends to r - 1. After ``step`` hops worker r has the block
+of owner (r - direction * step) mod W (RING-1). Gathering has no direction and takes one step more than a ring. For
+W = 3, worker r computes in each step with the block of this owner::
 
     step                  0                 1      2      3
     ring, direction 1     r                 r - 1  r - 2
@@ -30,8 +30,8 @@ The data of a block travel with the block (RING-6). Keys have ``columns`` (posit
 ``rows`` (positions, segments, bounds, and rows of bias, mask and keep). In place of delta = <dy, o> and dlse, their
 difference row_term = delta - dlse travels, because ds depends only on the difference (RING-7).
 
-Sources: Liu et al., https://arxiv.org/abs/2310.01889 (KV ring); the backward of AWS's NKI library
-(Q ring); Llama 3 (gathered keys), https://arxiv.org/abs/2407.21783, section 3.3.2.
+Sources: Liu et al., https://arxiv.org/abs/2310.01889 (KV ring); the backward of AWS's NKI library (Q ring); Llama 3
+(gathered keys), https://arxiv.org/abs/2407.21783, section 3.3.2.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Transfer:
     """One collective operation: its ``pairs`` (source, target), and the names of the tensors that it carries.
 
     ``kind`` is 'permute', 'gather' or 'reduce_scatter'. A 'gather' copies every worker's own block to all workers. In a
-    'reduce_scatter', every worker sends the accumulators of each block to the owner of the block, who adds what arrives
-    in the order of the senders.
+    'reduce_scatter', every worker sends its share of each accumulator to the owner of that block. The owner adds the
+    shares in the order of the senders.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Step:
-    """One step: worker r computes with the visiting block of owner ``uses[r]``, or is idle if that is None.
+    """One step: worker r computes with the visiting block of owner ``uses[r]``, or is idle if ``uses[r]`` is None.
 
     ``transfers`` take place after all workers have computed.
     """
@@ -77,8 +77,8 @@ class Schedule:
     """The steps of one pass, forward or backward, of W = ``workers`` workers; ``moves`` is 'keys' or 'queries'.
 
     ``name`` is the label shown in output. ``inputs`` (only read) and ``accumulators`` (added to) are the names of the
-    tensors that travel with a block. Each of the ``steps`` says who computes with which block, and what travels then.
-    ``skipped`` lists the (query owner, key owner) pairs that no step computes because the mask hides them entirely.
+    tensors that travel with a block. ``skipped`` lists the (query owner, key owner) pairs that no step computes because
+    the mask hides them entirely.
     """
 
     name: str
@@ -129,7 +129,7 @@ def ring_schedule(
     accumulators: tuple[str, ...],
     direction: int = 1,
 ) -> Schedule:
-    """Return the schedule of a ring: ``inputs`` make W - 1 hops; ``accumulators`` make W, to their owner (RING-4)."""
+    """Return the schedule of a ring: ``inputs`` make W - 1 hops; ``accumulators`` make W, back to their owner (RING-4)."""
     pairs = ring_permute(workers, direction)
     steps = []
     for step in range(workers):

@@ -1,13 +1,13 @@
 """What one worker holds before and after a step, what it sends and what it receives: frozen data (RING-6).
 
 A worker's *state* has a *query side* and a *key side*: a block of queries and a block of keys, with the data and
-gradients that belong to them. One side stays at the worker; the schedule says which one *visits*, that is, travels from
-worker to worker. A step reads only the worker's state, the schedule and the messages that the worker received. Arrays
-are float64, with one row for each of the owner's n slots.
+gradients that belong to them. One side stays at the worker. The other side *visits*: it travels from worker to worker.
+The schedule says which. A step reads only the worker's state, the schedule and the messages that the worker received.
+Arrays are float64, with one row for each of the owner's n slots (places of tokens).
 
-``ringspec.ring(..., record=True)`` keeps all states:
-``run.state(worker, step, phase="backward", when="computed")`` returns one. ``when`` is 'before' (nothing has arrived),
-'during' (arrived, nothing computed), 'computed' or 'after' sending. ``run.moment(worker, step).sent`` is what was sent.
+``ringspec.ring(..., record=True)`` keeps all states: ``run.state(worker, step, phase="backward", when="computed")``
+returns one state. ``when`` is 'before' (nothing has arrived), 'during' (arrived, nothing computed), 'computed' or
+'after' (sent). ``run.moment(worker, step).sent`` is what was sent.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ringspec.spec.schedule import Schedule, Transfer
 class QuerySide:
     """The queries of worker ``owner``, the data that belong to these queries, and their gradients.
 
-    q [B, H, n, D]; dy [B, H, n, Dv]; lse and row_term [B, H, n], where row_term is delta - dlse (RING-7); the accumulators
-    dq [B, H, n, D] and dbias [B|1, H|1, n|1, Sk|1] (the block's rows, all keys). A tensor is None if the worker does
-    not hold it.
+    q [B, H, n, D]; dy [B, H, n, Dv]; lse and row_term [B, H, n], where row_term is delta - dlse (RING-7). dq
+    [B, H, n, D] and dbias [B|1, H|1, n|1, Sk|1] (the block's rows, all keys) are accumulators, to which gradients are added. A
+    tensor is None if the worker does not hold it.
     """
 
     owner: int
@@ -64,9 +64,9 @@ Side = QuerySide | KeySide
 
 @dataclass(frozen=True)
 class Message:
-    """A block in transit: ``side`` holds the tensors that the transfer carries and that exist (dbias only with a bias).
+    """A block in transit: ``side`` holds the tensors that the transfer carries (dbias only if there is a bias).
 
-    ``kind`` is that of the transfer. ``source`` and ``target`` are the workers that send and receive it.
+    ``kind`` is that of the transfer. ``source`` and ``target`` are the workers that send and receive the message.
     """
 
     source: int
@@ -159,7 +159,7 @@ def only(side: Side, names: tuple[str, ...]) -> Side:
 
 
 def joined(side: Side, arrived: Side) -> Side:
-    """Return ``side`` with its owner and tensors replaced by those that ``arrived``.
+    """Return ``side`` with the owner and the tensors of ``arrived`` in place of its own.
 
     Tensors that did not arrive stay, because a schedule may send the tensors of a block one by one.
     """
@@ -190,7 +190,7 @@ def send(state: State, schedule: Schedule) -> tuple[State, tuple[Message, ...]]:
 
 
 def messages(state: WorkerState, schedule: Schedule, transfer: Transfer) -> tuple[Message, ...]:
-    """Return the messages of one worker for one transfer."""
+    """Return the messages that one worker sends for one transfer."""
     r, block = state.worker, only(visiting(state, schedule), transfer.carries)
     if transfer.kind == "permute":
         return (Message(r, dict(transfer.pairs)[r], "permute", block),)
@@ -216,7 +216,7 @@ def receive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> 
 
 
 def arrive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> State:
-    """Receive messages; if keys were gathered, the block that the current step uses becomes the visiting one."""
+    """Receive messages. If keys were gathered, the block that the current step uses becomes the visiting block."""
     state = receive(state, schedule, received)
     if schedule.accumulators:
         opened = tuple(map(with_accumulators, state.gathered))
@@ -229,7 +229,7 @@ def arrive(state: State, schedule: Schedule, received: tuple[Message, ...]) -> S
 
 
 def with_accumulators(side: KeySide) -> KeySide:
-    """Add dk and dv, both 0, to a gathered block of keys that has none: each worker sums its own share of them."""
+    """Add dk = 0 and dv = 0 to a gathered block of keys, unless it has them: each worker sums its own share of them."""
     if side.dk is not None:
         return side
     k, v = held(side.k), held(side.v)

@@ -1,1 +1,1 @@
-"""The implementation of collectives: groups of ranks, operands, and the meeting that moves the data."""
+"""The implementation of collectives: groups of ranks, operands, and the meeting at which data is moved."""

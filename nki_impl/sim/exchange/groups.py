@@ -17,10 +17,9 @@ Rings = tuple[tuple[int, ...], ...]
 
 @dataclass
 class ReplicaGroup(NKIObject):
-    """Disjoint lists of ranks; each list is a separate group, and the order of the list is the order of the ring.
+    """Disjoint lists of ranks. Each list is one group, and its order is the order of the ring.
 
-    Every rank of the run belongs to one list. ``ReplicaGroup(())``, without lists, is one group of
-    all ranks in order.
+    Every rank of the run belongs to one list. ``ReplicaGroup(())``, without lists, is one group of all ranks in order.
 
     >>> ReplicaGroup(((0, 1), (2, 3)))
     ReplicaGroup(_value=((0, 1), (2, 3)))
@@ -67,9 +66,10 @@ def ring_of(rings: Rings, rank: int) -> tuple[int, ...]:
 
 
 def targets_of(pairs: object, world: int) -> dict[int, int]:
-    """Return the target of each source of ``collective_permute``, by source.
+    """Return a dict from each source of a ``collective_permute`` to its target.
 
-    Raises :class:`CollectiveError` unless the pairs form cycles; the device supports no other patterns.
+    ``pairs`` are (source, target). Raises :class:`CollectiveError` unless they form cycles; the device supports no
+    other patterns.
 
     >>> targets_of([(0, 2), (2, 0)], 3)
     {0: 2, 2: 0}

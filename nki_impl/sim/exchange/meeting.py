@@ -2,13 +2,13 @@
 
 A collective is a meeting of all cores of all ranks of a group. When all cores have arrived, the sources are copied, and
 then the destinations are written, so the order in which the ranks run does not matter. Collectives are counted
-separately for each group. The n-th collective that a core issues is matched with the n-th collective of every other
-core of the group. Both must be the same operation with the same number of operands, of the same shapes, dtypes and
-names.
+separately for each group: the n-th collective that a core issues is matched with the n-th collective of every other
+core of the group. All of them must be the same operation with the same number of operands, of the same shapes, dtypes
+and names.
 
-With LNC 2 both cores of a rank issue every collective. Operands in shared HBM must be the same tensors on both cores,
-and are moved once. Each core has its own operands in SBUF, which move between cores of different ranks with the same
-core number.
+If a rank has two cores (LNC 2), both cores issue every collective. Operands in shared HBM must be the same tensors on
+both cores, and are moved once. Operands in SBUF belong to one core; they move between cores of different ranks with the
+same core number.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One core's call of a collective: the tensors that it reads and writes, and what must agree in the group.
+    """One core's call of a collective: the tensors that it reads and writes, and what must be equal in all calls.
 
-    ``options``: (name, value) pairs that must agree. ``move``: a function that takes the calls of one group, in the
+    ``options``: (name, value) pairs that must be equal. ``move``: a function that takes the calls of one group, in the
     order of ranks, and moves the data. ``sent_bytes``, ``hops`` and ``flops``: the bytes that this rank sends, the
     number of transfers, and the number of additions or comparisons. ``who``: the core, as text.
     """
@@ -54,10 +54,10 @@ class Call:
 
 
 def begin(operation: str, priority: int | None = None) -> tuple[Core, Worker, Machine]:
-    """Begin the collective ``operation``, and return the current core, its worker and the machine.
+    """Begin the collective ``operation``, and return the current core, its worker (thread), and the machine of the run.
 
-    The scheduler may switch to another core first. Raises :class:`TargetError` if ``priority`` is given before
-    NeuronCore-v4, and :class:`LaunchError` outside a launch.
+    The scheduler may switch to another core first. Raises :class:`TargetError` if ``priority`` is given on a target
+    before NeuronCore-v4, and :class:`LaunchError` outside a launch.
     """
     core = current()
     core.begin(operation)
@@ -106,7 +106,7 @@ def issue(core: Core, worker: Worker, machine: Machine, call: Call) -> None:
 
 
 def _move(meeting: Meeting, lnc: int, core: Core) -> None:
-    """Move the data of one group, and begin a new phase of the race detector.
+    """Move the data of one group, and tell the race detectors that all cores have met.
 
     Operands in SBUF are moved separately for each core number.
     """
@@ -125,7 +125,10 @@ def _move(meeting: Meeting, lnc: int, core: Core) -> None:
 
 
 def _check_memory(core: Core, call: Call) -> None:
-    """Refuse operands in PSUM or in different memories, kernel inputs, and tensors that the compiler cannot place."""
+    """Raise an error for operands in PSUM or in different memories, for kernel inputs, and for tensors without a name.
+
+    With two cores per rank, operands in private HBM are errors, too.
+    """
     everything = [("src", t) for t in call.reads] + [("dst", t) for t in call.writes]
     for operand, tensor in everything:
         storage = tensor.storage
@@ -168,7 +171,7 @@ def _check_memory(core: Core, call: Call) -> None:
 
 
 def _check_alias(call: Call) -> None:
-    """Refuse a destination that overlaps a source or another destination."""
+    """Raise CollectiveError if a destination overlaps a source or another destination."""
     for index, dst in enumerate(call.writes):
         for other in (*call.reads, *call.writes[:index]):
             if overlap(dst, other):
@@ -181,7 +184,7 @@ def _check_alias(call: Call) -> None:
 
 
 def overlap(a: NkiTensor, b: NkiTensor) -> bool:
-    """Return whether two static tensors share an element; exact for any strides."""
+    """Return whether two static tensors share an element. The answer is exact for any strides."""
     if a.storage is not b.storage:
         return False
     if a.whole or b.whole:
@@ -193,7 +196,7 @@ def overlap(a: NkiTensor, b: NkiTensor) -> bool:
 
 
 def _compare(worker: Worker, call: Call, meeting: Meeting) -> None:
-    """Raise CollectiveError if ``call`` does not agree with the calls of the other cores in the group."""
+    """Raise CollectiveError if ``call`` does not match the calls of the other cores in the group."""
     other, first = next(iter(meeting.arrived.items()))
     mine, theirs = _describe(call), _describe(first.payload)
     if mine != theirs:
@@ -204,7 +207,7 @@ def _compare(worker: Worker, call: Call, meeting: Meeting) -> None:
 
 
 def _compare_cores(worker: Worker, call: Call, partner: Worker, arrival: Arrival) -> None:
-    """Refuse HBM operands that are not the same tensors on both cores of a rank."""
+    """Raise CollectiveError unless the HBM operands of both cores of a rank are the same tensors."""
     theirs: Call = arrival.payload
     pairs = zip((*call.reads, *call.writes), (*theirs.reads, *theirs.writes), strict=True)
     for mine, other in pairs:
@@ -228,7 +231,7 @@ def _mismatch(
 
 
 def _describe(call: Call) -> list[str]:
-    """Describe the properties of a call that must be equal across the group, as text."""
+    """Return the properties of a call that must be equal in all calls of the group, as text."""
     parts = [call.operation, f"groups {call.rings}"]
     parts += [f"{name}={value}" for name, value in call.options]
     for operand, group in (("src", call.reads), ("dst", call.writes)):

@@ -1,4 +1,7 @@
-"""The operands of collectives: lists, channels, splits, and the reduction of several sources."""
+"""The operands of collectives: lists, channels, splits, and the reduction of several sources.
+
+Every check raises CollectiveError or another error of :mod:`nki_impl.sim.errors`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Apply = Callable[[Values, Values], Values]
 
 
 def tensors(operand: str, given: object, how_many: int | None = None) -> tuple[NkiTensor, ...]:
-    """Return a list operand as a tuple of tensors; raise unless it has ``how_many`` tensors (None: any number)."""
+    """Return ``given``, a list of tensors, as a tuple; raise unless it has ``how_many`` (None: at least one)."""
     if not isinstance(given, (list, tuple)) or not all(isinstance(t, NkiTensor) for t in given):
         raise CollectiveError(operand, "a list of tensors", repr(given), "write [tensor]")
     if not given or (how_many is not None and len(given) != how_many):
@@ -31,7 +34,7 @@ def tensors(operand: str, given: object, how_many: int | None = None) -> tuple[N
 
 
 def agree(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
-    """Refuse sources and destinations that differ in number or dtype."""
+    """Check that sources and destinations have the same number and the same dtypes."""
     if len(srcs) != len(dsts):
         raise CollectiveError(
             "dsts", f"{len(srcs)} tensors, as in srcs", len(dsts), "pass one dst per src"
@@ -44,7 +47,7 @@ def agree(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
 
 
 def fit(operand: str, tensor: NkiTensor, shape: tuple[int, ...], why: str) -> None:
-    """Refuse a destination that does not have ``shape``."""
+    """Check that a destination has ``shape``."""
     if tensor.shape != shape:
         raise CollectiveError(
             operand, f"shape {shape}: {why}", tensor.shape, "allocate it with this shape"
@@ -52,7 +55,7 @@ def fit(operand: str, tensor: NkiTensor, shape: tuple[int, ...], why: str) -> No
 
 
 def paired_lists(srcs: object, dsts: object) -> tuple[tuple[NkiTensor, ...], tuple[NkiTensor, ...]]:
-    """Return sources and destinations as tuples of equal length; more than one tensor each is allowed only in HBM."""
+    """Return sources and destinations as tuples of equal length; outside HBM, the length must be 1."""
     reads, writes = tensors("srcs", srcs), tensors("dsts", dsts)
     agree(reads, writes)
     if len(reads) > 1:
@@ -61,7 +64,7 @@ def paired_lists(srcs: object, dsts: object) -> tuple[tuple[NkiTensor, ...], tup
 
 
 def by_channel(operand: str, given: object, channels: tuple[int, ...]) -> tuple[NkiTensor, ...]:
-    """Return the one tensor of each channel."""
+    """Return the tensor of each channel; ``given`` has one list with one tensor for each channel."""
     if not isinstance(given, (list, tuple)) or len(given) != len(channels):
         raise CollectiveError(
             operand, f"one list per channel of {channels}", repr(given), "write [[tensor]]"
@@ -70,7 +73,7 @@ def by_channel(operand: str, given: object, channels: tuple[int, ...]) -> tuple[
 
 
 def channels_of(channel_ids: object, rings: Rings) -> tuple[int, ...]:
-    """Check that the channel ids are 0, 1, ..., and that there are at most as many as the groups allow."""
+    """Check that the channel ids are 0, 1, ..., and that there are at most 4 with one group, or 2 with several."""
     ids = tuple(channel_ids) if isinstance(channel_ids, (list, tuple)) else ()
     most = 4 if len(rings) == 1 else 2
     if not ids or ids != tuple(range(len(ids))) or len(ids) > most:
@@ -84,7 +87,7 @@ def channels_of(channel_ids: object, rings: Rings) -> tuple[int, ...]:
 
 
 def check_dim(dim: object, reads: Sequence[NkiTensor], on_chip: tuple[int, ...]) -> None:
-    """Refuse a ``collective_dim`` that the memory of the operands does not allow."""
+    """Check that ``collective_dim`` is one that operands in this memory allow."""
     allowed = on_chip if reads[0].storage.on_chip else (0,)
     if dim not in allowed:
         raise CollectiveError(
@@ -95,13 +98,13 @@ def check_dim(dim: object, reads: Sequence[NkiTensor], on_chip: tuple[int, ...])
 
 
 def check_split(src: NkiTensor, n: int) -> None:
-    """Refuse a source that cannot be divided evenly among ``n`` ranks."""
+    """Check that dimension 0 of a source can be divided evenly among ``n`` ranks."""
     if src.shape[0] % n:
         raise CollectiveError("srcs", f"a dimension 0 divisible by {n}", src.shape, "pad it")
 
 
 def check_hbm(reads: Sequence[NkiTensor], why: str = "this collective works on HBM") -> None:
-    """Refuse tensors on chip."""
+    """Check that no tensor is on chip."""
     if any(tensor.buffer in (MemoryRegion.sbuf, MemoryRegion.psum) for tensor in reads):
         raise PlacementError(
             "srcs", f"tensors in HBM: {why}", reads[0].buffer.value, "copy to shared HBM"
@@ -119,7 +122,7 @@ def reduction(op: object) -> Apply:
 
 
 def op_option(op: object) -> tuple[str, str]:
-    """Return ``op`` as an option that must agree across the group."""
+    """Return ``op`` as a (name, value) option, which must be equal in all calls of a collective."""
     return "op", ops.find(op, "op", "arith").name
 
 
@@ -136,19 +139,19 @@ def taken(who: str, tensor: NkiTensor) -> Values:
 
 
 def reduced(parts: Sequence[Values], apply: Apply) -> Values:
-    """Reduce the parts in order, in float32 or in their integer dtype."""
+    """Reduce ``parts`` in their order, floats in float32 and integers in their own dtype."""
     wide = [to_float32(part) if part.dtype.kind not in "iub" else part for part in parts]
     return functools.reduce(apply, wide)
 
 
 def part_of(tensor: NkiTensor, dim: int, index: int, parts: int) -> NkiTensor:
-    """Return the ``index``-th of equal parts along ``dim``."""
+    """Return part ``index`` of a tensor that is cut along ``dim`` into ``parts`` equal parts."""
     length = tensor.shape[dim] // parts
     return tensor.slice(dim, index * length, (index + 1) * length)
 
 
 def times(shape: tuple[int, ...], dim: int, n: int) -> tuple[int, ...]:
-    """Return ``shape`` with ``n`` times the length of ``dim``."""
+    """Return ``shape`` with its length in dimension ``dim`` multiplied by ``n``."""
     return tuple(length * n if d == dim else length for d, length in enumerate(shape))
 
 

@@ -1,4 +1,8 @@
-"""Common code of the instructions: operand checks and the arithmetic of two-operand operators."""
+"""Common code of the instructions: operand checks, and the arithmetic of operators with two operands.
+
+A tile has up to 128 *partitions*. The elements of a partition are called free elements, and their number is the *free
+size* of the tile. A (P,1) tile has P partitions with one element each.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ def one_per_partition(tensor: NkiTensor, operand: str, partitions: int) -> NkiTe
 def scalar_operand(value: Any, operand: str, partitions: int, float32: bool = True) -> Any:
     """Return a Python number as np.float32, or a (P,1) tile as a float32 column.
 
-    ``float32``: whether the tile must be float32, as for the arithmetic of tensor_scalar.
+    ``float32``: if True, the tile must have dtype float32, as instructions such as tensor_scalar require.
     """
     if isinstance(value, NkiTensor):
         column = one_per_partition(value, operand, partitions)
@@ -90,7 +94,7 @@ def combine(op: Op, a: Any, b: Any, reverse: bool = False, out: Array | None = N
 
 
 def generation_op(op: Op, core: Core, operand: str) -> None:
-    """Raise :class:`~nki_impl.sim.errors.TargetError` if the target of the core does not have the operator ``op``."""
+    """Raise :class:`~nki_impl.sim.errors.TargetError` if the operator ``op`` does not exist on the core's target."""
     if op.kind == "arith4" and core.generation < 4:
         from nki_impl.sim.errors import TargetError
 
@@ -117,7 +121,7 @@ def pick_engine(given: Engine, allowed: tuple[Engine, ...], default: Engine) -> 
 
 
 def no_psum(engine: str, *operands: tuple[NkiTensor, str]) -> None:
-    """Raise :class:`PlacementError` if ``engine`` is GpSimd and an operand is in PSUM."""
+    """Raise :class:`PlacementError` if ``engine`` is GpSimd and an operand is in PSUM, which GpSimd cannot access."""
     if engine != "gpsimd":
         return
     for tensor, name in operands:
@@ -131,7 +135,7 @@ def no_psum(engine: str, *operands: tuple[NkiTensor, str]) -> None:
 
 
 def not_both_psum(a: NkiTensor, first: str, b: NkiTensor, second: str) -> None:
-    """Raise :class:`PlacementError` when both inputs are in PSUM."""
+    """Raise :class:`PlacementError` if both inputs of an instruction are in PSUM."""
     if a.storage.buffer is MemoryRegion.psum and b.storage.buffer is MemoryRegion.psum:
         raise PlacementError(
             second,
@@ -164,12 +168,12 @@ def integer_tiles(*operands: tuple[NkiTensor, str]) -> None:
 
 
 def raw_flat(tensor: NkiTensor, operand: str) -> Array:
-    """Return the elements in their own dtype as (partitions, free elements)."""
+    """Return the elements of a tensor in their own dtype, as (partitions, free elements)."""
     return flat(read_raw(tensor, operand))
 
 
 def read_flat(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
-    """Return the elements as float32 (partitions, free elements); the caller must not change them."""
+    """Return the elements of a tensor as float32 (partitions, free elements); the caller must not change the result."""
     return flat(read(tensor, operand))
 
 

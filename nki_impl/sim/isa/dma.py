@@ -61,12 +61,11 @@ def dma_copy(
     engine: Engine = Engine.unknown,
     name: str | None = None,
 ) -> None:
-    """Copy ``src`` to ``dst`` in row-major order of both; different dtypes are converted through float32.
+    """Copy ``src`` to ``dst``, both in row-major order; different dtypes are converted through float32.
 
     If ``src`` or ``dst`` was made by ``ap(..., scalar_offset=)`` or ``select``, its index is read when the instruction
-    runs. A ``src`` made with ``vector_offset`` is gathered, and such a ``dst`` is scattered, one row per partition. An
-    index outside the tensor raises an error; with ``oob_mode.skip`` the elements of ``dst`` for that index do not
-    change.
+    runs. With ``vector_offset``, one row per partition is gathered from ``src``, or scattered to ``dst``. An index
+    outside the tensor raises an error; with ``oob_mode.skip``, the elements of ``dst`` for that index do not change.
     """
     core = current()
     dst, src = _operand(dst, "dst"), _operand(src, "src")
@@ -93,7 +92,7 @@ def dma_copy(
 def _rows(
     tensor: NkiTensor, operand: str, skip: bool
 ) -> tuple[NkiTensor, NDArray[np.int64], NDArray[np.bool_]]:
-    """Return a static tensor of all rows that an index can select, the indices, and whether each index is valid."""
+    """Return a tensor of all rows that an index can select, the indices, and for each index whether it is valid."""
     dynamic = tensor.dynamic
     assert dynamic is not None and isinstance(dynamic.source, NkiTensor)
     index = dynamic.source
@@ -131,7 +130,7 @@ def _rows(
 
 
 def _copy_rows(dst: NkiTensor, src: NkiTensor, skip: bool) -> None:
-    """Gather rows of ``src`` or scatter to rows of ``dst``, whichever has the indices: one row for each index."""
+    """Gather rows from ``src``, or scatter rows to ``dst``; the tensor with a ``vector_offset`` says which."""
     if dst.dynamic is not None and src.dynamic is not None:
         raise DmaError("src", "a dynamic index on one side", "one on each", "copy in two steps")
     gathered = src.dynamic is not None
@@ -163,8 +162,8 @@ def dma_transpose(
 ) -> None:
     """Transpose a tensor of rank 2, 3 or 4 with the axes (1, 0), (2, 1, 0) or (3, 1, 2, 0).
 
-    A dst in SBUF must have exactly the transposed shape. src and dst have the same dtype, of 2 or 4 bytes, and dst has
-    at most 128 partitions. ``dge_mode=hwdge`` is refused, because its further rules are not modelled.
+    ``dst`` and ``src`` have the same dtype, of 2 or 4 bytes. ``dst`` has at most 128 partitions; in SBUF, it must have
+    exactly the transposed shape. ``dge_mode=hwdge`` is refused, because the rules of this mode are not modelled.
     """
     core = current()
     dst, src = _operand(dst, "dst"), _operand(src, "src")
@@ -217,7 +216,7 @@ def dma_compute(
 ) -> None:
     """Compute dst = srcs[0] + srcs[1] + ... in float32, with at most 16 sources.
 
-    Only nl.add and scales of 1.0 are supported. Indirect operands (scatter and gather with addition) are not modelled.
+    Only nl.add and scales of 1.0 are supported. Scatter and gather with addition are not modelled.
     """
     core = current()
     if find(reduce_op, "reduce_op", "arith").name != "add":

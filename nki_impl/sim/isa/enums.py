@@ -22,7 +22,7 @@ class engine(Enum):
 
 
 class reduce_cmd(Enum):
-    """How an instruction uses the reduce registers of its engine: reset, continue, load or leave alone."""
+    """What an instruction does with the reduce registers of its engine: reset, continue, load, or leave them alone."""
 
     idle = 0
     reset = 1
@@ -32,7 +32,7 @@ class reduce_cmd(Enum):
 
 
 class dge_mode(Enum):
-    """The generator of DMA descriptors: unknown (compiler's choice), software, hardware, none."""
+    """What generates the descriptors of a DMA: unknown (the compiler chooses), software, hardware, none."""
 
     unknown = 0
     swdge = 1
@@ -41,14 +41,14 @@ class dge_mode(Enum):
 
 
 class oob_mode(Enum):
-    """The behaviour of a DMA for a dynamic index outside the tensor: raise, or skip that element."""
+    """What a DMA does with a dynamic index outside the tensor: raise an error, or skip that element."""
 
     error = 0
     skip = 1
 
 
 class matmul_perf_mode(Enum):
-    """Performance mode of nc_matmul; double_row packs two float8 rows."""
+    """Performance mode of nc_matmul; double_row packs two rows of float8."""
 
     none = "none"
     double_row = "double_row"

@@ -1,5 +1,7 @@
 """The GpSimd engine: affine patterns, masks and reduction over partitions. It can access only SBUF.
 
+The *free size* of a tile is the number of elements in one partition.
+
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
 
@@ -70,8 +72,8 @@ def iota(
 ) -> None:
     """Write offset + partition * channel_multiplier + sum(index_i * step_i), computed in int32 and then cast.
 
-    ``pattern`` is [[step, count], ...], outermost first, at most four pairs; the product of the counts is
-    the free size of dst. The first partition of dst counts as 0.
+    ``pattern`` is a list of at most four pairs [step, count], the outermost first; index_i counts from 0 to count - 1.
+    The product of the counts is the free size of dst. Partitions are counted from the first partition of dst.
     """
     dst = tile(dst, "dst", psum=False)
     free_limit(dst, "dst")
@@ -95,10 +97,10 @@ def affine_select(
     offset: Any = 0,
     name: str | None = None,
 ) -> None:
-    """Copy on_true_tile where cmp_op(x, 0), with x = offset + partition * channel_multiplier + sum(index_i * step_i).
+    """Copy the elements of ``on_true_tile`` for which cmp_op(x, 0) is true; elsewhere write ``on_false_value`` to dst.
 
-    Elsewhere dst gets ``on_false_value`` (float32, rounded to dst's dtype). ``pattern`` is as in :func:`iota`. dst and
-    on_true_tile are in SBUF.
+    x = offset + partition * channel_multiplier + sum(index_i * step_i), with ``pattern`` as in :func:`iota`.
+    ``on_false_value`` is a float32, rounded to dst's dtype. dst and on_true_tile are in SBUF.
     """
     dst, on_true = tile(dst, "dst", psum=False), tile(on_true_tile, "on_true_tile", psum=False)
     same_size(on_true, "on_true_tile", dst, "dst")
@@ -124,7 +126,7 @@ def affine_select(
 def tensor_partition_reduce(
     dst: NkiTensor, op: Any, data: NkiTensor, name: str | None = None
 ) -> None:
-    """Reduce over partitions: dst (1, free size) = op over the partitions of ``data``.
+    """Reduce ``data`` over its partitions with ``op``, and write the result to dst (1, free size).
 
     ``op`` is add, maximum, bitwise_or or bitwise_and; both tiles are in SBUF.
     """

@@ -1,4 +1,4 @@
-"""Instructions of the vector engine that select elements or partitions: predicated copy, shuffle, 8 largest.
+"""Instructions of the vector engine that select elements or partitions: predicated copy, shuffle, largest 8 elements.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -34,8 +34,8 @@ def tensor_copy_predicated(
 ) -> None:
     """Copy ``src`` (a tile of dst's dtype, or a number) to ``dst`` where ``predicate`` is not 0.
 
-    ``predicate`` is uint8, uint16 or uint32; predicate and src must not both be in PSUM. Other elements of dst do not
-    change, even if they were never written.
+    Other elements of dst do not change, even if they were never written. ``predicate`` is uint8, uint16 or uint32.
+    predicate and src must not both be in PSUM.
     """
     dst, predicate = tile(dst, "dst"), tile(predicate, "predicate")
     same_size(dst, "dst", predicate, "predicate")
@@ -64,11 +64,11 @@ def tensor_copy_predicated(
 def nc_stream_shuffle(
     dst: NkiTensor, src: NkiTensor, shuffle_mask: Any, name: str | None = None
 ) -> None:
-    """Copy partitions within each quadrant of 32: dst[q + i] = src[q + shuffle_mask[i]].
+    """Copy partitions within each quadrant of 32 partitions: dst[q + i] = src[q + shuffle_mask[i]], q = 0, 32, 64, 96.
 
-    A mask entry of 255 leaves dst[q + i] unchanged. ``dst`` and ``src`` have the same dtype and free size. ``src`` may
-    have fewer partitions than ``dst`` if the mask names only partitions that exist. Only the named partitions are read.
-    dst may be src.
+    A mask entry of 255 leaves dst[q + i] unchanged. ``dst`` and ``src`` have the same dtype and the same number of
+    elements per partition; they may be the same tensor. ``src`` may have fewer partitions than ``dst`` if the mask
+    names only partitions that exist. Only partitions that the mask names are read.
     """
     dst, src = tile(dst, "dst"), tile(src, "src")
     if src.dtype is not dst.dtype:
@@ -108,7 +108,7 @@ def nc_stream_shuffle(
 
 @instruction
 def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> None:
-    """Write the 8 largest elements of each partition, in descending order; ``src`` has 8 to 16384 per partition."""
+    """Write the 8 largest elements of each partition, in descending order; ``src`` has 8 to 16384 in a partition."""
     dst, src = tile(dst, "dst"), tile(src, "src")
     if not 8 <= free_size(src) <= 16384:
         raise ShapeError(

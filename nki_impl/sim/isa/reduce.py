@@ -1,10 +1,11 @@
 """The vector engine's reductions, and the instructions that use its reduce registers.
 
-There is one float32 register per partition. It keeps its value between instructions, and the instructions
-tensor_scalar_reduce, range_select, select_reduce and exponential share it. The argument ``reduce_cmd`` of an
-instruction says what happens to the register. ``reset_reduce`` starts a new reduction, ``reduce`` continues a
-reduction, ``load_reduce`` starts from ``reduce_init``, and ``reset`` only resets. After ``idle`` the value of the
-register is undefined; ``reduce`` then raises :class:`~nki_impl.sim.errors.UninitializedError`.
+The engine has one float32 register per partition, which keeps its value between instructions. The instructions
+tensor_scalar_reduce, range_select, select_reduce and exponential share these registers. The argument ``reduce_cmd`` of
+an instruction says what happens to them. ``reset_reduce`` starts a new reduction, ``reduce`` continues a reduction,
+``load_reduce`` starts from ``reduce_init``, and ``reset`` only resets. After ``idle`` the values are undefined, and
+``reduce`` raises :class:`~nki_impl.sim.errors.UninitializedError`. If ``reduce_res``, a tile with one element per
+partition (P,1), is given, the registers are written to it.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -70,11 +71,11 @@ def tensor_reduce(
     keepdims: bool = False,
     name: str | None = None,
 ) -> None:
-    """Reduce the trailing free dimensions ``axis`` of ``data``; the remaining elements of each partition go to dst.
+    """Reduce the trailing free dimensions ``axis`` of ``data``, and write the results to dst.
 
-    ``axis`` is an int or consecutive ints that end at the last dimension and exclude dimension 0. ``negate`` flips
-    the sign of the result (arithmetic operators). ``keepdims`` keeps reduced dimensions with length 1 in the
-    result's shape, but only element counts are compared with dst.
+    ``axis`` is an int or consecutive ints that end at the last dimension and exclude dimension 0. ``negate`` flips the
+    sign of the result of an arithmetic operator. ``keepdims`` keeps each reduced dimension with length 1 in the
+    result's shape. This shape need not be that of dst, because only the numbers of elements are compared.
     """
     core = current()
     dst, data = tile(dst, "dst"), tile(data, "data")
@@ -122,7 +123,7 @@ def accumulate(
     init: Any = None,
     name: str = "reduce_cmd",
 ) -> None:
-    """Update the reduce registers of ``engine`` with float32 ``values`` (partitions, free)."""
+    """Update the reduce registers of ``engine`` with float32 ``values`` (partitions, free), as ``cmd`` says."""
     partitions = values.shape[0]
     if cmd is Cmd.idle:
         if engine == "vector":
@@ -152,7 +153,7 @@ def accumulate(
 def store_registers(
     core: Core, engine: str, reduce_res: NkiTensor | None, partitions: int, negate: bool = False
 ) -> None:
-    """Write the reduce registers to ``reduce_res``, a (P,1) tile, if it is given."""
+    """Write the reduce registers to ``reduce_res``; do nothing if that is None."""
     if reduce_res is None:
         return
     res = one_per_partition(reduce_res, "reduce_res", partitions)
@@ -174,9 +175,9 @@ def tensor_scalar_reduce(
     reduce_res_negate: bool = False,
     name: str | None = None,
 ) -> None:
-    """Compute dst = data op0 operand0, and reduce the float32 values of each partition to reduce_res.
+    """Compute dst = data op0 operand0, and reduce the float32 values of each partition to ``reduce_res``.
 
-    ``reduce_op`` is add, multiply, maximum or minimum; the machine does not support ``reverse0``.
+    ``reduce_op`` is add, multiply, maximum or minimum. The machine does not support ``reverse0``.
     """
     core = current()
     dst, data = tile(dst, "dst"), tile(data, "data")
@@ -226,10 +227,10 @@ def range_select(
 ) -> None:
     """Copy element j of each partition if comp_op0(range_start + j, bound0) and comp_op1(range_start + j, bound1).
 
-    Elsewhere dst gets the most negative float32, the only fill value that the machine supports (-inf in
-    bfloat16 and float16). Bounds are float32, one per partition; positions are compared in float32. The
-    maximum of the float32 values is written to the reduce registers and, if given, to reduce_res. It is FLOAT32_MIN
-    for a row in which no element is copied.
+    Elsewhere dst gets FLOAT32_MIN, the most negative float32 and the only fill value that the machine supports (-inf in
+    bfloat16 and float16). Bounds are float32, one per partition; positions are compared in float32. The maximum of the
+    float32 values is written to the reduce registers and, if given, to reduce_res. In a row in which no element is
+    copied, the maximum is FLOAT32_MIN.
     """
     core = current()
     dst, on_true = tile(dst, "dst"), tile(on_true_tile, "on_true_tile")
@@ -308,11 +309,10 @@ def select_reduce(
     reverse_pred: bool = False,
     name: str | None = None,
 ) -> None:
-    """Compute dst = on_true where predicate is not 0, else on_false (a number or a (P,1) tile).
+    """Compute dst = on_true where predicate is not 0, and dst = on_false (a number or a (P,1) tile) elsewhere.
 
-    The maximum of each partition can be kept in the reduce registers and reduce_res. ``predicate`` is
-    int8, uint8, int16 or uint16. predicate and on_true must not both be in PSUM. on_true must not be a 32-bit integer
-    tile.
+    The maximum of each partition can be kept in the reduce registers and reduce_res. ``predicate`` is int8, uint8,
+    int16 or uint16. predicate and on_true must not both be in PSUM. on_true must not be a 32-bit integer tile.
     """
     core = current()
     dst, predicate, on_true = (

@@ -1,4 +1,4 @@
-"""Instructions that allocate, set, load and store scalar registers, and the query for the target's generation.
+"""Instructions for scalar registers (allocate, set, load, store), and the query for the target's generation.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.register_alloc.html
 """
@@ -47,7 +47,7 @@ def register_move(dst: Any, src: Any) -> None:
 
 @instruction
 def register_load(dst: Any, src: NkiTensor) -> None:
-    """Set register ``dst`` to the only element of the integer tensor ``src`` (SBUF or HBM)."""
+    """Set register ``dst`` to the value of the one element of the integer tensor ``src`` (SBUF or HBM)."""
     if not isinstance(src, NkiTensor):
         raise DtypeError(
             "src", "a (1,1) integer tensor", type(src).__name__, "use register_move for ints"
@@ -60,7 +60,7 @@ def register_load(dst: Any, src: NkiTensor) -> None:
 
 @instruction
 def register_store(dst: NkiTensor, src: Any) -> None:
-    """Write register ``src`` to the only element of the integer tensor ``dst`` (SBUF or HBM)."""
+    """Write the value of register ``src`` to the one element of the integer tensor ``dst`` (SBUF or HBM)."""
     if not isinstance(dst, NkiTensor) or dst.size != 1 or dst.dtype.is_float:
         raise DtypeError(
             "dst", "a (1,1) integer tensor", dst, "allocate nl.ndarray((1, 1), nl.int32)"

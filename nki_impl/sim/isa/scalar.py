@@ -1,7 +1,7 @@
 """The scalar engine: activation functions with scale, bias and a running sum.
 
-The reduce registers of the engine hold one float32 per partition. Unlike on the vector engine, ``idle`` leaves them
-unchanged.
+The reduce registers of the engine hold one float32 per partition. Unlike on the vector engine, ``reduce_cmd.idle``
+leaves them unchanged. A (P,1) tile has one element per partition.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.activation.html
 """
@@ -31,7 +31,7 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 
 class ActivationRangeWarning(UserWarning):
-    """An activation function gets a value for which the hardware's result is not specified."""
+    """Warns of a value for which the hardware's result of an activation function is not specified."""
 
 
 @instruction
@@ -48,9 +48,9 @@ def activation(
 ) -> None:
     """Compute dst = op(data * scale + bias) in float32, and optionally sum each partition.
 
-    ``scale`` is a number or a (P,1) float32 tile. ``bias`` is None, a number (not on trn1) or a (P,1) tile
-    of any dtype except tfloat32. ``reduce_op`` is nl.add; the sum is taken over the float32 values before they
-    are rounded to dst. Values outside the function's specified range cause an ActivationRangeWarning.
+    ``scale`` is a number or a (P,1) float32 tile. ``bias`` is None, a number (not on trn1) or a (P,1) tile of any dtype
+    except tfloat32. ``reduce_op`` is nl.add; the sum is taken over the float32 values before they are rounded to dst.
+    Values outside the range for which the function is specified cause an ActivationRangeWarning.
     """
     core = current()
     _activate(core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)

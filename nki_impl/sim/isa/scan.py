@@ -1,4 +1,4 @@
-"""Instructions of the vector engine along a partition: scan of two tiles, statistics for batch norm.
+"""Instructions of the vector engine that run along a partition: a scan of two tiles, and statistics for batch norm.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -41,11 +41,11 @@ def tensor_tensor_scan(
     reverse1: bool = False,
     name: str | None = None,
 ) -> None:
-    """Compute r[i] = (data0[i] op0 r[i-1]) op1 data1[i] along each partition, r[-1] = ``initial``.
+    """Compute r[i] = (data0[i] op0 r[i-1]) op1 data1[i] along each partition, where r[-1] is ``initial``.
 
-    ``initial`` is a number or a (P,1) tile. r stays in float32; each r[i] is rounded once when it is
-    written to dst. ``reverse0`` swaps the operands of op0, ``reverse1`` those of op1. data0 and data1
-    must not both be in PSUM; their free dimensions are flattened.
+    ``initial`` is a number, or a (P,1) tile with one number for each partition. r stays in float32; each r[i] is
+    rounded once when it is written to dst. ``reverse0`` swaps the operands of op0, ``reverse1`` the operands of op1.
+    data0 and data1 must not both be in PSUM; their free dimensions are flattened.
     """
     core = current()
     dst, data0, data1 = tile(dst, "dst"), tile(data0, "data0"), tile(data1, "data1")
@@ -80,7 +80,7 @@ def _moments(values: Any) -> tuple[Any, Any, Any]:
 
 @instruction
 def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
-    """Write count, mean and variance * count of the even elements of each partition, then of the odd elements.
+    """Write count, mean and variance * count of each partition, for its even elements and then for its odd elements.
 
     ``data`` has at most 512 elements per partition; dst has 6.
     """
@@ -101,9 +101,9 @@ def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
 
 @instruction
 def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
-    """Write mean and variance of each partition from (count, mean, variance * count) triples.
+    """Write mean and variance of each partition, computed from triples (count, mean, variance * count).
 
-    ``data`` holds the results of one or several :func:`bn_stats`; dst has 2 elements per partition. The
+    ``data`` holds the results of one or several calls of :func:`bn_stats`; dst has 2 elements per partition. The
     variance is the population variance.
     """
     dst, data = tile(dst, "dst"), tile(data, "data")

@@ -46,15 +46,16 @@ def nc_matmul(
     perf_mode: matmul_perf_mode = matmul_perf_mode.none,
     name: str | None = None,
 ) -> None:
-    """Compute dst[M, N] (+)= stationary[K, M].T @ moving[K, N] in float32.
+    """Compute dst[M, N] = stationary[K, M].T @ moving[K, N] in float32, or add this product to dst.
 
-    The partition dimension K of both inputs is contracted; free dimensions are flattened.
-    Inputs are in SBUF, dst in one bank of PSUM (2 KiB per partition); K <= 128, M <= 128, N <= 512.
-    If one input is float32, the other input must be float32 as well.
+    The partition dimension K of both inputs is contracted; free dimensions are flattened. Inputs are in SBUF, dst in
+    one bank of PSUM (2 KiB per partition); K <= 128, M <= 128, N <= 512. If one input is float32, the other input must
+    be float32 as well.
 
     ``accumulate``: True adds, False overwrites. None adds to an element if the last write to it was by a matmul, and
-    overwrites it otherwise. True raises if the last write to an element was not by a matmul, unless
-    ``core.strict_matmul`` is False (the documentation leaves this case undefined on trn1 and trn2).
+    overwrites it otherwise. True raises an error if the last write to an element was not by a matmul, because the
+    documentation leaves this case undefined on trn1 and trn2. If ``core.strict_matmul`` is False, True raises an error
+    only if an element was never written.
     """
     core = current()
     dst, stationary, moving = (
@@ -167,7 +168,7 @@ def _check_tiling(position: tuple[int, ...], size: tuple[int, ...], k: int, m: i
 
 
 def _transpose_mode(dst: NkiTensor, moving: NkiTensor) -> None:
-    """Require that ``moving`` is an identity matrix, as the transpose mode of nc_matmul does."""
+    """Check that ``moving`` is an identity matrix, which the transpose mode of nc_matmul requires."""
     values = flat(read(moving, "moving"))
     if values.shape[0] != values.shape[1] or not np.array_equal(values, np.eye(len(values))):
         raise MatmulError(
@@ -212,8 +213,8 @@ def nc_transpose(
     """Transpose partitions and (flattened) free elements, bit for bit.
 
     The tensor engine transposes up to 128 x 128 elements from SBUF to PSUM. The vector engine transposes up to 32 x 32
-    elements; data and dst may each be in SBUF or PSUM. ``dst`` has the dtype of ``data``. By default an engine is
-    chosen that supports the operands.
+    elements, and can read and write both SBUF and PSUM. ``dst`` has the dtype of ``data``. By default, an engine that
+    supports the operands is chosen.
     """
     core = current()
     dst, data = tile(dst, "dst"), tile(data, "data")

@@ -1,7 +1,8 @@
 """The vector engine: copies, element-wise arithmetic and reductions along the free dimensions.
 
-Every arithmetic instruction reads its tiles as float32, computes in float32 and rounds once when it
-writes. Nothing is broadcast implicitly: to repeat values, use a (P,1) tile as scalar operand, or a view of stride 0.
+Every arithmetic instruction reads its tiles as float32, computes in float32, and rounds once when it writes. Nothing is
+broadcast implicitly. Values can be repeated by a view of stride 0, or by a (P,1) tile (one element per partition) as
+scalar operand.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.html
 """
@@ -50,7 +51,7 @@ _EXACT_OPS = {"add", "subtract", "multiply", "maximum", "minimum"}
 def tensor_copy(
     dst: NkiTensor, src: NkiTensor, engine: Engine = Engine.unknown, name: str | None = None
 ) -> None:
-    """Copy ``src`` to ``dst`` on chip: bit exact between equal dtypes, else through float32.
+    """Copy ``src`` to ``dst`` on chip: bit for bit between equal dtypes, otherwise through float32.
 
     ``src`` and ``dst`` have the same partition count and free size. Elements that were never written in ``src`` count
     as unwritten in ``dst``, too: they may be copied, but not used in computations.
@@ -75,10 +76,10 @@ def tensor_copy(
 def memset(
     dst: NkiTensor, value: Any, engine: Engine = Engine.unknown, name: str | None = None
 ) -> None:
-    """Fill ``dst`` with a Python number, which must be an int for an integer tile.
+    """Fill ``dst`` with a Python number.
 
-    For a floating-point tile the number is a float, or an int that the dtype of the tile represents exactly (published
-    kernels pass 0).
+    An integer tile requires an int. A floating-point tile requires a float, or an int that its dtype represents exactly
+    (published kernels pass 0).
     """
     dst = tile(dst, "dst")
     chosen = pick_engine(engine, (Engine.vector, Engine.gpsimd), Engine.vector)
@@ -117,8 +118,8 @@ def tensor_tensor(
 ) -> None:
     """Compute dst = data1 op data2 element by element; at most one of data1 and data2 may be in PSUM.
 
-    int32 and uint32 tiles outside PSUM are computed on GpSimd, exactly (modulo 2**32); on the vector engine
-    all arithmetic passes through float32. nl.power runs on GpSimd. Bit operators accept only integers.
+    int32 and uint32 tiles outside PSUM are computed by GpSimd, exactly (modulo 2**32). On the vector engine all
+    arithmetic passes through float32. nl.power runs on GpSimd. Bit operators accept only integers.
     """
     core = current()
     dst, data1, data2 = tile(dst, "dst"), tile(data1, "data1"), tile(data2, "data2")
@@ -280,7 +281,8 @@ def scalar_tensor_tensor(
 ) -> None:
     """Compute dst = (data op0 operand0) op1 operand1, where operand1 is a tile of the same size as data.
 
-    Only arithmetic operators are supported. data and operand1 must not both be in PSUM; dst may be data or operand1.
+    Only arithmetic operators are supported. data and operand1 must not both be in PSUM. dst may be the same tile as
+    data or operand1.
     """
     core = current()
     dst, data, operand1 = tile(dst, "dst"), tile(data, "data"), tile(operand1, "operand1")

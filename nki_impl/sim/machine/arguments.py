@@ -1,8 +1,8 @@
 """The arguments and results of a kernel: conversion between the caller's arrays and tensors in HBM.
 
-Arrays may be NumPy arrays (also of dtype ml_dtypes.bfloat16), PyTorch tensors or arrays of other libraries, and may be
-inside tuples, lists and dicts. Any other argument is passed unchanged. Results are NumPy arrays, or PyTorch tensors if
-a PyTorch tensor was passed. This module never imports PyTorch.
+Arrays may be NumPy arrays (also of dtype ml_dtypes.bfloat16), PyTorch tensors or arrays of other libraries. They may be
+inside tuples, lists and dicts. All other arguments are passed unchanged. Results are NumPy arrays, or PyTorch tensors
+if a PyTorch tensor was passed. This module never imports PyTorch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """An array of the caller, and the kernel input that holds a copy of it."""
+    """An array of the caller, and the kernel input that holds a copy of this array."""
 
     given: Any
     tensor: NkiTensor
@@ -39,7 +39,7 @@ def is_torch(value: object) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Return whether ``value`` is a NumPy array, a PyTorch tensor, or another array that NumPy can read (JAX)."""
+    """Return whether ``value`` is a NumPy array, a PyTorch tensor, or another array that NumPy can read."""
     if isinstance(value, np.ndarray) or is_torch(value):
         return True
     return hasattr(value, "__array__") and not isinstance(value, (np.generic, NkiTensor, type))
@@ -55,7 +55,7 @@ def _from_torch(value: Any) -> Array:
 
 
 def as_torch(array: Array) -> Any:
-    """Return a PyTorch tensor of the same values and dtype."""
+    """Return a PyTorch tensor with the values and dtype of a NumPy array."""
     torch = sys.modules["torch"]
     if array.dtype == bfloat16.storage:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -65,7 +65,7 @@ def as_torch(array: Array) -> Any:
 def load(name: str, value: Any, rank: int, lnc: int, read_only: bool, inputs: list[Input]) -> Any:
     """Return ``value`` with every array replaced by a kernel input, and append the kernel inputs to ``inputs``.
 
-    The inputs of a rank are in shared HBM with LNC 2, else in the private HBM of its core.
+    The inputs of a rank are in shared HBM if the rank has two cores, otherwise in the private HBM of its core.
     """
     if is_array(value):
         array = _from_torch(value) if is_torch(value) else np.asarray(value)
@@ -120,7 +120,7 @@ def each_tensor(value: Any, change: Callable[[str, NkiTensor], Any], path: str =
 
 
 def check_output(path: str, tensor: NkiTensor, inputs_too: bool) -> Storage:
-    """Return the storage of a tensor that a kernel returns; refuse tensors that cannot be outputs."""
+    """Return the storage of a tensor that a kernel returns; raise OutputError if the tensor cannot be an output."""
     storage = tensor.storage
     if storage.is_input:
         if inputs_too:
@@ -142,7 +142,7 @@ def check_output(path: str, tensor: NkiTensor, inputs_too: bool) -> Storage:
 
 
 def unload(path: str, tensor: NkiTensor) -> Array:
-    """Return a copy of an output; raises UninitializedError if an element was never written."""
+    """Return a copy of an output tensor; raises UninitializedError if an element was never written."""
     if not is_written(tensor):
         raise UninitializedError(
             path,

@@ -1,12 +1,10 @@
 """One physical core: its identity, memory and counters, and the entry point of all instructions.
 
 Every kernel runs with a current :class:`Core` (:func:`current`). Each operation of ``nki.isa`` is wrapped by
-:func:`instruction`, which counts it and calls the hooks:
+:func:`instruction`. The machine of a launch may set two hooks of a core:
 
-- ``core.on_instruction(core)`` before each instruction, so that a scheduler can switch to another core;
-- ``core.on_access(core, tensor, is_write)`` before each read or write of HBM, for race detection.
-
-Both hooks are None unless the machine sets them.
+- ``core.on_instruction(core)`` is called before each instruction, so that a scheduler can switch to another core;
+- ``core.on_access(core, tensor, is_write)`` is called before each read or write of HBM, for race detection.
 """
 
 from __future__ import annotations
@@ -46,10 +44,10 @@ class Core:
     """The state of one physical core during a launch.
 
     This is core ``core`` of the ``lnc`` cores of rank ``rank``; there are ``world`` ranks. ``grid``: n if the kernel
-    was launched as ``kernel[n]``, else 0. ``tallies``: counts by (engine, operation). ``accumulators``: the reduce
-    registers of the "scalar" and "vector" engines, one float32 per partition, or None if the values are undefined.
-    ``worker``: the worker of this core in the machine of the launch. ``strict_matmul``: whether to refuse
-    accumulate=True on PSUM elements that no matmul has written.
+    was launched as ``kernel[n]``, else 0. ``tallies``: counts for each (engine, operation). ``accumulators``: the
+    reduce registers of the "scalar" and "vector" engines, one float32 per partition, or None if the values are
+    undefined. ``worker``: the thread of this core in the scheduler. ``strict_matmul``: whether accumulate=True raises
+    an error on PSUM elements that no matmul has written.
     """
 
     rank: int = 0
@@ -78,7 +76,7 @@ class Core:
         return GENERATIONS[self.target]
 
     def begin(self, operation: str) -> None:
-        """Enter an instruction: name it, number it, let the scheduler switch."""
+        """Enter an instruction: set its name, give it a number, and let the scheduler switch to another core."""
         self.index += 1
         self.operation = operation
         if self.on_instruction is not None:
@@ -99,7 +97,7 @@ class Core:
     def accumulator(self, engine: str, partitions: int) -> NDArray[np.float32]:
         """Return the reduce registers of ``engine`` for partitions 0..partitions-1.
 
-        Raises :class:`UninitializedError` if another instruction may have changed them.
+        Raises :class:`UninitializedError` if their values are undefined or belong to another number of partitions.
         """
         held = self.accumulators[engine]
         if held is None or held.shape[0] != partitions:
@@ -151,7 +149,10 @@ def generation() -> int:
 
 
 class NkiInstruction:
-    """The return value of an operation of ``nki.isa``; kernels use it to name instructions that must run earlier."""
+    """The return value of an operation of ``nki.isa``.
+
+    Kernels use it to say that one instruction must run before another.
+    """
 
     __slots__ = ("handle",)
 
@@ -167,7 +168,7 @@ P = ParamSpec("P")
 
 
 def instruction(function: Callable[P, None], minimum: int = 2) -> Callable[P, NkiInstruction]:
-    """Make ``function`` an operation of ``nki.isa``; every instruction passes through this wrapper.
+    """Make ``function`` an operation of ``nki.isa``, which checks the target and enters an instruction.
 
     ``minimum`` is the first generation that has the operation; older targets raise :class:`TargetError`.
     """
@@ -192,5 +193,5 @@ def instruction(function: Callable[P, None], minimum: int = 2) -> Callable[P, Nk
 
 
 def instruction_from(minimum: int) -> Callable[[Callable[P, None]], Callable[P, NkiInstruction]]:
-    """Decorate an operation that exists from generation ``minimum`` (3: trn2, 4: trn3) on."""
+    """Decorate an operation that only targets of generation ``minimum`` or later have (3: trn2, 4: trn3)."""
     return functools.partial(instruction, minimum=minimum)

@@ -1,6 +1,6 @@
 """The counters of a run: instructions and elements per engine, FLOPs, bytes, hops, memory.
 
-Counts are facts about the program, not times: see :mod:`nki_impl.sim.machine.profile` for an estimate.
+Counts are facts about the program; :mod:`nki_impl.sim.machine.profile` estimates times from them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Row:
 class Counters:
     """The counts of one rank (all its cores), or the sum over several ranks.
 
-    ``rows`` are sorted by engine and operation. ``sbuf_high`` and ``psum_high`` are the largest numbers of
-    bytes per partition that a core had in use at any time; ``hops`` is the number of transfers of collectives.
+    ``rows`` are sorted by engine and operation. ``sbuf_high`` and ``psum_high`` are the largest numbers of bytes per
+    partition that any core had in use at any time. ``hops`` is the number of transfers by collectives.
     """
 
     rows: tuple[Row, ...]
@@ -71,7 +71,7 @@ class Counters:
 
 
 def count_cores(cores: Sequence[Core]) -> Counters:
-    """Return the sum of the counts of ``cores``; the high-water marks are the largest of any core."""
+    """Return the sum of the counts of ``cores``; for memory, return the largest amount that any core used."""
     sums: dict[tuple[str, str], list[int]] = {}
     for core in cores:
         for key, tally in core.tallies.items():
@@ -90,7 +90,7 @@ def count_cores(cores: Sequence[Core]) -> Counters:
 
 
 def add_up(parts: Sequence[Counters]) -> Counters:
-    """Return the sum of the counts of several ranks; the high-water marks are the largest."""
+    """Return the sum of the counts of several ranks; for memory, return the largest amount that any rank used."""
     sums: dict[tuple[str, str], list[int]] = {}
     for part in parts:
         for row in part.rows:

@@ -1,8 +1,8 @@
 """Launching kernels: ``nki.jit``, ``nki.simulate``, and :func:`run_ranks` for W ranks at once.
 
-Array arguments become kernel inputs in HBM; the tensors that a kernel returns must be in shared HBM and
-are returned as arrays. Inputs are read-only, except with ``nki.simulate``: if a kernel writes an input there, the
-caller's array changes in place, as documented.
+Array arguments become kernel inputs in HBM. The tensors that a kernel returns must be in shared HBM, and are returned
+as arrays. Inputs are read-only, except with ``nki.simulate``: if a kernel writes an input there, the caller's array
+changes in place, as NKI documents.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.jit.html,
 nki.simulate.html in the same folder, and nki/guides/nki_simulator.html.
@@ -45,8 +45,8 @@ TARGETS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 class Kernel:
     """The kernel that ``nki.jit`` makes of a function. A call launches it; ``kernel[2](...)`` uses two cores.
 
-    ``grid``: n of ``kernel[n]``, else 0. Inside another kernel, a call is an ordinary function call. ``options``:
-    the keyword arguments of ``nki.jit``, of which the simulator uses only ``platform_target``.
+    ``grid``: n of ``kernel[n]``, else 0. Inside another kernel, a call is an ordinary function call. ``options``: the
+    keyword arguments of ``nki.jit``; the simulator uses only ``platform_target``.
     """
 
     def __init__(self, function: Callable[..., Any], grid: int, options: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Kernel:
         return Kernel(self.function, size, self.options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch the kernel on the grid; inside a running kernel, call the function itself."""
+        """Launch the kernel on the grid; inside a running kernel, only call the function."""
         if _inside():
             return self.function(*args, **kwargs)
         return _launch_one(self, args, kwargs, update_inputs=False)
@@ -78,7 +78,8 @@ class Outcome:
     """The outcome of a run of W ranks: the results and the counters of each rank.
 
     ``results[rank]``: the kernel's return value, with NumPy arrays in place of tensors. ``ranks``: the counters of each
-    rank. ``total``: the sum of these counters. ``switches``: how often the simulator switched between cores.
+    rank. ``total``: the sum of these counters. ``switches``: the number of times that the simulator switched between
+    cores.
     """
 
     results: tuple[Any, ...]
@@ -139,16 +140,16 @@ def run_ranks(
 ) -> Outcome:
     """Run ``kernel``, which may use collectives, on as many ranks as ``arguments`` has entries.
 
-    ``arguments[rank]``: the positional arguments (a tuple or list) or keyword arguments (a dict) of one rank.
-    ``lnc``: the number of cores per rank; None: n of ``kernel[n]``, else 1. ``target``: "trn1", "trn2" or "trn3"; None:
-    the first that is set of ``nki.jit(platform_target=...)`` and the environment variable
-    NEURON_PLATFORM_TARGET_OVERRIDE, else trn2. ``interleave``: a seed with which ranks and cores take turns at random
-    instructions, which does not change the results of a correct kernel; None: fixed order. ``ring_ids``: what
-    ``collective_permute_implicit_current_processing_rank_id`` returns, the owner's number or position.
+    ``arguments[rank]``: the positional arguments (a tuple or list) or keyword arguments (a dict) of one rank. ``lnc``:
+    the number of cores per rank; None: n of ``kernel[n]``, else 1. ``target``: "trn1", "trn2" or "trn3"; None: the
+    target of ``nki.jit(platform_target=...)``, else that of the environment variable NEURON_PLATFORM_TARGET_OVERRIDE,
+    else trn2. ``interleave``: a seed; ranks and cores then take turns at random instructions, which does not change the
+    results of a correct kernel; None: a fixed order. ``ring_ids``: whether
+    ``collective_permute_implicit_current_processing_rank_id`` returns the owner's number or its position in the ring.
     ``update_inputs``: whether a kernel may write its inputs, which changes the caller's arrays.
 
-    Raises LaunchError for invalid arguments, another :class:`~nki_impl.sim.errors.SimulatorError` for a broken rule,
-    or the exception that the kernel raised, with a note of the rank and core.
+    Raises LaunchError for invalid arguments, another :class:`~nki_impl.sim.errors.SimulatorError` for a broken rule of
+    the machine, or the exception that the kernel raised, with a note of the rank and core.
     """
     made: Kernel = jit(kernel)
     cores_per_rank = (made.grid or 1) if lnc is None else lnc
@@ -185,7 +186,7 @@ def run_ranks(
 
 
 def resolve_target(target: str | None = None, kernel: Kernel | None = None) -> str:
-    """Return the target given by the argument, else by the kernel, else by the environment; "trn2" if none is given."""
+    """Return the target that the argument gives, else the kernel, else the environment, else "trn2"."""
     chosen = target or (kernel.options if kernel else {}).get("platform_target")
     chosen = chosen or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE") or "trn2"
     name = TARGETS.get(str(chosen), str(chosen))
@@ -206,7 +207,7 @@ def _inside() -> bool:
 
 
 def _launch_one(kernel: Kernel, args: Any, kwargs: Mapping[str, Any], update_inputs: bool) -> Any:
-    """Launch the kernel on one rank; return PyTorch tensors if one was passed, else NumPy arrays."""
+    """Launch the kernel on one rank. Return PyTorch tensors if a PyTorch tensor was passed, else NumPy arrays."""
     bound = _bound(kernel, args, kwargs)
     torch_given = any(map(is_torch, bound.arguments.values()))
     result = run_ranks(kernel, [bound], update_inputs=update_inputs).results[0]
@@ -214,7 +215,7 @@ def _launch_one(kernel: Kernel, args: Any, kwargs: Mapping[str, Any], update_inp
 
 
 def _bound(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundArguments:
-    """Return the arguments of one call by parameter, defaults included."""
+    """Return the arguments of one call by the names of the parameters, including defaults."""
     try:
         bound = inspect.signature(kernel.function).bind(*args, **kwargs)
     except TypeError as error:
@@ -236,7 +237,7 @@ def _with_torch(result: Any) -> Any:
 def _bind(
     kernel: Kernel, given: Arguments, rank: int, lnc: int, read_only: bool, inputs: list[Input]
 ) -> BoundArguments:
-    """Return the arguments of one rank by parameter, with arrays replaced by kernel inputs."""
+    """Return the arguments of one rank by the names of the parameters, with kernel inputs in place of arrays."""
     if isinstance(given, BoundArguments):
         bound = given
     elif isinstance(given, Mapping):
@@ -253,7 +254,7 @@ def _bind(
 
 
 def _make_cores(machine: Machine, target: str, grid: int) -> list[Core]:
-    """Make a core for each worker; the cores of a rank share one memory and one race detector."""
+    """Make a core for each worker (thread); the cores of a rank share one HBM and one race detector."""
     cores = []
     for rank in range(machine.world):
         shared = RankMemory(machine.lnc)

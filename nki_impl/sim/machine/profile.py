@@ -1,8 +1,8 @@
 """A roofline estimate of a run on trn2: counted work divided by published peak rates.
 
-The estimate is optimistic: it assumes no latency, no instruction overhead, no dependence between engines, and every
-transfer at the peak rate. It shows which engine a kernel uses most, not how long the kernel takes. Rates published for
-a chip are divided by 8, its number of cores.
+The estimate is optimistic. It assumes no latency, no instruction overhead, no dependence between engines, and that
+every transfer runs at the peak rate. It shows which engine a kernel uses most, not how long the kernel takes. Rates
+published for a chip are divided by 8, its number of cores.
 
 Sources:
 
@@ -29,7 +29,7 @@ CORES_PER_CHIP = 8
 
 @dataclass(frozen=True)
 class Rate:
-    """A published peak rate of one core: ``per_second`` of ``unit``, the published figure and its source."""
+    """A published peak rate of one core: ``per_second`` of ``unit``, with the published figure and its source."""
 
     unit: str
     per_second: float
@@ -49,7 +49,7 @@ RATES = {
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time that one engine of one core needs, at its peak rate."""
+    """The least time that one engine of one core needs for its work, at its peak rate."""
 
     engine: str
     work: int
@@ -81,7 +81,7 @@ class Roofline:
 
 
 def roofline(counters: Counters, lnc: int = 1) -> Roofline:
-    """Return the estimate for one core, which assumes that the ``lnc`` cores of the rank share the work evenly."""
+    """Return the estimate for one core of a rank; it assumes that the rank's ``lnc`` cores share the work evenly."""
     bounds = []
     for engine, rate in RATES.items():
         row = counters.of_engine(engine)

@@ -3,24 +3,25 @@
 Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. A meeting of both cores orders
 their accesses. A meeting is a ``core_barrier``, whatever tensor it names, or a collective, at which all cores of all
 ranks of a group meet. ``sendrecv`` orders only the tiles that it moves. The time between two meetings is a *phase*.
-Both cores are always in the same phase, so
+Both cores are always in the same phase. Therefore:
 
 - two accesses of different cores in different phases are ordered;
-- two accesses of different cores in one phase are not ordered; they are a race if one of them writes.
+- two accesses of different cores in one phase are not ordered, and are a race if either of them is a write.
 
-The verdict depends neither on which core ran first nor on the values, with one exception: both cores may write the same
-bits to the same place (such as a table that each core sets up), and each core may then read the bits that it wrote.
+The verdict depends neither on which core ran first nor on the values, with one exception. Both cores may write the same
+bits to the same place (each may set up the same table, for example), and each core may then read the bits that it
+wrote.
 
-A collective belongs to the phase before it: from the moment that a core issues it until it is
-complete, its sources are being read and its destinations written. In that phase, before or after the call,
+A collective belongs to the phase that it ends. From the moment that a core issues it until it is complete, its sources
+are being read and its destinations written. Anywhere in that phase,
 
 - the other core must not write a source;
 - the other core must neither read nor write a destination.
 
 Within one core the program order applies: instructions after a collective wait for its data.
 
-For each storage the detector keeps one byte per element, with a bit for each (kind of access, core). The bits are reset
-when a phase begins. With LNC 1 nothing is checked.
+For each storage the detector keeps one byte per element, with a bit for each kind of access by each core. The bits are
+reset when a phase begins. With one core per rank nothing is checked.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Marks = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One access of the current phase, kept for the message of a race."""
+    """One access in the current phase, kept so that the message of a race can name it."""
 
     core: int
     kind: int
@@ -67,7 +68,7 @@ class Access:
 
 @dataclass(eq=False, slots=True)
 class Ledger:
-    """The accesses to one storage in one phase: ``marks``, one for each ``unit`` bytes, and ``log``, in order."""
+    """The accesses to one storage in one phase: a byte of ``marks`` for each ``unit`` bytes, and ``log``, a list."""
 
     phase: int
     unit: int
@@ -77,7 +78,7 @@ class Ledger:
 
 @dataclass(eq=False, slots=True)
 class Rewrite:
-    """A write over data that the other core wrote in this phase, which is allowed if no bit changes."""
+    """A write over data that the other core wrote in this phase; it is allowed if it changes no bit."""
 
     tensor: NkiTensor
     before: NDArray[np.uint8]
@@ -114,7 +115,7 @@ class Detector:
                     self._note(core, tensor, kind)
 
     def settle(self) -> None:
-        """Check whether the last rewrite changed a bit, after its bytes were written; raises :class:`RaceError`."""
+        """Check whether the last rewrite changed a bit; called when its bytes are written. Raises :class:`RaceError`."""
         rewrite = self._rewrite
         if rewrite is None:
             return
@@ -125,7 +126,7 @@ class Detector:
             self._refuse(rewrite.tensor, rewrite.access, clash, rewrite.ledger, WRITE)
 
     def _note(self, core: Core, tensor: NkiTensor, kind: int) -> None:
-        """Mark one access, and compare it with the other core's accesses in this phase."""
+        """Mark one access, and compare it with the other core's accesses in this phase; raises RaceError."""
         ledger = self._ledger(tensor)
         mine, other = core.core, 1 - core.core
         marks = over(tensor, ledger.marks, ledger.unit)
@@ -194,7 +195,10 @@ class Detector:
         ledger: Ledger,
         kinds: int,
     ) -> None:
-        """Raise RaceError for the elements in ``clash``, and name the other core's access of one of ``kinds``."""
+        """Raise RaceError for the elements in ``clash``.
+
+        The error names the other core's last access, of a kind in ``kinds``, to any of these elements.
+        """
         if not clash.any():
             return
         mine = np.zeros(ledger.marks.shape, np.bool_)
@@ -216,17 +220,17 @@ class Detector:
 
 
 def _watched(tensor: NkiTensor) -> bool:
-    """Return whether both cores can access the tensor and at least one core may write it."""
+    """Return whether both cores can access the tensor and the kernel may write it."""
     return tensor.storage.buffer is MemoryRegion.shared_hbm and not tensor.storage.read_only
 
 
 def _window(array: NDArray[np.bool_], access: Access) -> NDArray[np.bool_]:
-    """Return the part of ``array`` that ``access`` covers; ``array`` has one entry for each unit of the storage."""
+    """Return the part of ``array`` that ``access`` covers; ``array`` has one entry per unit of the storage."""
     return np.ndarray(access.shape, np.bool_, array, access.start, access.strides)
 
 
 def _finer(access: Access, times: int) -> Access:
-    """Return ``access`` in units that are smaller by the factor ``times``."""
+    """Return ``access`` with its place given in units that are ``times`` times smaller."""
     shape, strides = (*access.shape, times), (*(times * s for s in access.strides), 1)
     return Access(
         access.core,
@@ -240,7 +244,7 @@ def _finer(access: Access, times: int) -> Access:
 
 
 def _bytes_of(tensor: NkiTensor) -> NDArray[np.uint8]:
-    """Return the bytes of the tensor's elements, with the bytes of one element along an additional last dimension.
+    """Return the bytes of the tensor's elements, with an additional last dimension for the bytes of one element.
 
     Unlike floating-point numbers, bytes can be compared even if an element is NaN.
     """
@@ -251,5 +255,5 @@ def _bytes_of(tensor: NkiTensor) -> NDArray[np.uint8]:
 
 
 def _per_element(marks: NDArray[np.bool_], tensor: NkiTensor) -> NDArray[np.bool_]:
-    """Return one bool for each element of ``tensor``, from ``marks``, of which an element may have several."""
+    """Return one bool for each element of ``tensor``: True if any of its ``marks`` is True."""
     return np.asarray(marks.any(axis=-1)) if marks.ndim > tensor.ndim else marks

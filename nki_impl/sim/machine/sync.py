@@ -27,8 +27,8 @@ def core_barrier(
 ) -> None:
     """Wait until both cores of the rank have reached this point.
 
-    ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). All accesses of either
-    core to *any* shared tensor before the barrier are ordered before all accesses after it.
+    ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). Accesses before the barrier, by
+    either core to *any* shared tensor, are ordered before all accesses after it.
 
     Raises :class:`LaunchError` in a kernel that runs on one core, :class:`PlacementError` if ``data`` is not in shared
     HBM, and :class:`CollectiveError` if ``cores`` is not (0, 1) or the cores name different tensors.
@@ -51,7 +51,7 @@ def core_barrier(
 
 
 def _pass(meeting: Meeting) -> None:
-    """Begin a new phase of the race detector when both cores have reached a barrier."""
+    """Tell the race detector that both cores have reached a barrier, so that a new phase begins."""
     storages = [meeting.arrived[worker].payload for worker in meeting.members]
     if any(storage is not storages[0] for storage in storages):
         raise CollectiveError(
@@ -84,7 +84,7 @@ def sendrecv(
     two tiles are ordered; accesses to shared HBM still need a ``core_barrier``.
 
     Raises :class:`LaunchError`, :class:`PlacementError`, :class:`ShapeError`, :class:`DtypeError`, and
-    :class:`CollectiveError` when the two cores do not name each other.
+    :class:`CollectiveError` if one core does not name the other.
     """
     core = current()
     worker, machine = _pair_of(core, "sendrecv")
@@ -142,7 +142,7 @@ def _exchange(meeting: Meeting) -> None:
 
 
 def _pair_of(core: Core, operation: str) -> tuple[Worker, Machine]:
-    """Return the worker and the machine of a kernel that runs on two cores."""
+    """Return the core's worker (thread) and the machine of the run; raise LaunchError unless the rank has two cores."""
     worker = core.worker
     if worker is None or worker.machine is None or core.lnc != 2:
         raise LaunchError(

@@ -1,14 +1,14 @@
 """The scheduler: every core runs the kernel in its own thread, and one thread runs at a time.
 
-A run has W ranks with one or two physical cores each. For every (rank, core) there is a worker: a thread that executes
-the kernel's function from the first line to the last. The right to run is called the baton. Only the worker that holds
-the baton runs, so a run is a deterministic function of the program and its inputs. The baton is passed on
+A run has W ranks with one or two physical cores each. For every (rank, core) there is a *worker*: a thread that
+executes the kernel's function from the first line to the last. The right to run is called the *baton*. Only the worker
+that holds the baton runs, so a run is a deterministic function of the program and its inputs. The baton is passed on
 
-- when a worker must wait for others (:meth:`Machine.meet`): barriers, exchanges, collectives;
+- when a worker must wait for others (:meth:`Machine.meet`): at barriers, exchanges and collectives;
 - with ``interleave=SEED``, also at random instructions (:meth:`Machine.step`), to a random worker.
 
-Without ``interleave`` the next worker is the next one in the order (rank, core) that can run. A
-correct kernel gives the same bits in every order.
+Without ``interleave``, the baton goes to the next worker, in the order (rank, core), that can run. A correct kernel
+gives the same bits in every order.
 
 A run ends early for one of the following reasons. It then raises one error, and no thread is left running:
 
@@ -41,17 +41,20 @@ SWITCH_EVERY = 8
 
 
 class Stopped(BaseException):
-    """Raised in a worker to stop it after another has failed; not an Exception, so that kernels do not catch it."""
+    """Raised in a worker to stop it after another worker has failed.
+
+    It is not an Exception, so that kernels do not catch it.
+    """
 
 
 @dataclass(eq=False)
 class Worker:
     """One physical core of one rank, and the thread that runs its kernel.
 
-    ``races``: the race detector of the rank (None with LNC 1). ``issued``: for each group of members, the number of
-    meetings that this worker has joined; the n-th meeting of one member is matched with the n-th of all other members.
-    ``exchanged``: the HBM tensors that the worker's collectives used, with the operation. ``hops``: number of
-    transfers.
+    ``races``: the race detector of the rank; None if the rank has one core. ``issued``: the number of meetings that
+    this worker has joined, for each group of members; the n-th meeting of one member is matched with the n-th of all
+    other members. ``exchanged``: the HBM tensors that the worker's collectives used, with the operation. ``hops``: the
+    number of transfers.
     """
 
     rank: int
@@ -72,7 +75,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Arrival:
-    """One worker's part in a meeting: the operation that it called, the line of the kernel, and the data passed."""
+    """One worker's arrival at a meeting: the operation that it called, the line of the kernel, and the data passed."""
 
     operation: str
     line: str
@@ -81,7 +84,7 @@ class Arrival:
 
 @dataclass(eq=False)
 class Meeting:
-    """A synchronisation point at which every member must arrive before any continues."""
+    """A synchronisation point at which all members must arrive before any of them continues."""
 
     members: Sequence[Worker]
     arrived: dict[Worker, Arrival] = field(default_factory=dict)
@@ -93,7 +96,7 @@ class Meeting:
 
 
 class Machine:
-    """W ranks of ``lnc`` cores, in the order (rank, core).
+    """All workers of a run: W ranks of ``lnc`` cores, in the order (rank, core).
 
     >>> machine = Machine(world=2, lnc=1)
     >>> def body(worker):
@@ -129,7 +132,7 @@ class Machine:
         return len(self.workers) == 1
 
     def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run one body per worker, in turns, and return their results in the workers' order."""
+        """Run one function per worker, in turns, and return their results in the workers' order."""
         if self.alone:
             return [bodies[0]()]
         threads = [
@@ -168,7 +171,7 @@ class Machine:
         payload: Any,
         action: Callable[[Meeting], Any],
     ) -> Any:
-        """Wait until all ``members`` have arrived at ``key``; the last one runs ``action`` for all.
+        """Wait until all ``members`` have arrived at the meeting ``key``; the last one to arrive runs ``action``.
 
         Returns the value that ``action`` returned, the same object for every member.
         """
@@ -188,7 +191,7 @@ class Machine:
         return meeting.result
 
     def step(self, worker: Worker) -> None:
-        """Switch to another worker at random moments; called before each instruction if there are several workers."""
+        """Switch to another worker at random; called before each instruction if there are several workers."""
         if self._stopping:
             raise Stopped
         if self._random is not None and self._random.randrange(SWITCH_EVERY) == 0:
@@ -214,7 +217,7 @@ class Machine:
         self._pass_on(worker)
 
     def _pass_on(self, worker: Worker) -> None:
-        """Pass the baton of a finished worker to another one, or report that all are done."""
+        """Let another worker run when this one has finished, or report that all workers have finished."""
         try:
             self._choose(worker).wake.release()
         except DeadlockError as error:
@@ -241,7 +244,7 @@ class Machine:
             raise Stopped
 
     def _choose(self, worker: Worker) -> Worker:
-        """Return the worker that runs next: the next in order, or a random one if interleaved.
+        """Return the worker that runs next: the next one in order, or a random one with ``interleave``.
 
         Raises :class:`DeadlockError` if all workers wait, StopIteration if all have finished.
         """
@@ -281,7 +284,7 @@ class Machine:
         return "; ".join(parts)
 
     def _refuse_absent(self, meeting: Meeting) -> None:
-        """Refuse a meeting if a member has already returned from the kernel and cannot join it."""
+        """Raise CollectiveError if a member of a meeting has already returned from the kernel and cannot join it."""
         gone = [str(worker) for worker in meeting.missing() if worker.finished]
         if not gone:
             return
@@ -297,7 +300,7 @@ class Machine:
 
 
 def _named(error: BaseException, worker: Worker, machine: Machine) -> BaseException:
-    """Return ``error`` with a note of the rank and core on which it happened."""
+    """Return ``error`` with a note that names the rank and core on which it happened."""
     if isinstance(error, SimulatorError):
         if not isinstance(error, DeadlockError):
             error.args = (f"[{worker}] {error}", *error.args[1:])

@@ -12,7 +12,7 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 
 def as_region(buffer: object) -> MemoryRegion:
-    """Return the memory region that ``buffer`` means: a MemoryRegion, the name of one, or None for SBUF."""
+    """Return the memory region that ``buffer`` means: a MemoryRegion, the name of a region, or None for SBUF."""
     if isinstance(buffer, MemoryRegion):
         return buffer
     if buffer is None:
@@ -37,10 +37,9 @@ def new_tensor(
     name: str | None = "",
     address: tuple[int, int] | None = None,
 ) -> NkiTensor:
-    """Return a tensor whose elements are not written yet.
+    """Allocate a tensor and return it; its elements count as not written.
 
-    Raises :class:`~nki_impl.sim.errors.CapacityError` when SBUF or PSUM is full, and the errors of
-    :func:`check_shape`.
+    Raises :class:`~nki_impl.sim.errors.CapacityError` if SBUF or PSUM is full, and the errors of :func:`check_shape`.
     """
     if isinstance(shape, int):
         raise ShapeError("shape", "a tuple of lengths", shape, "write (P, F)")

@@ -17,9 +17,9 @@ from nki_impl.sim.tensor.views import NKIObject
 
 
 class VirtualRegister(NKIObject):
-    """A 32-bit scalar register. ``state``: its value, None before it is loaded. ``frozen``: True if it is read-only.
+    """A 32-bit scalar register. ``state``: its value, None before it has one. ``frozen``: True if it is read-only.
 
-    Results of collectives and loop registers are read-only.
+    Results of collectives and the registers of loops are read-only.
     """
 
     __slots__ = ("state", "frozen")
@@ -29,7 +29,7 @@ class VirtualRegister(NKIObject):
         self.frozen = frozen
 
     def read(self, operand: str) -> int:
-        """Return the value for an instruction; raise :class:`UninitializedError` if nothing has been loaded."""
+        """Return the value for use by an instruction; raise :class:`UninitializedError` if no value was loaded."""
         if self.state is None:
             raise UninitializedError(
                 operand,

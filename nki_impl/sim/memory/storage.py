@@ -1,15 +1,15 @@
 """The memories of the device: storages, and the capacity of each physical core.
 
 A :class:`Storage` is one allocation. It holds the bytes and, until every element has been written, a mask of the
-written elements. Unwritten memory holds the byte 0xFF (NaN in every float format), and
-reading it for arithmetic is an error (see :mod:`nki_impl.sim.tensor.access`).
+written elements. Unwritten memory holds the byte 0xFF (NaN in every float format), and reading it for arithmetic is an
+error (see :mod:`nki_impl.sim.tensor.access`).
 
-The used capacity of SBUF is the number of allocated bytes per partition. PSUM is counted per bank of 2 KiB; a tile of
-at most one bank never straddles two. A storage is freed when the last Python reference to its tensor and views is
-dropped; with CPython's reference counts that moment depends only on the program.
+The used capacity of SBUF is the number of allocated bytes per partition. PSUM is counted per bank of 2 KiB. A tile that
+fits into one bank is never split between two banks. A storage is freed when the last Python reference to its tensor and
+views is dropped; with CPython's reference counts that moment depends only on the program.
 
 A kernel may place tensors itself (``address=``). Such tensors keep separate bytes even if their addresses overlap, so
-they do not overwrite each other. Together they use as many bytes as the highest address that one of them reaches.
+they do not overwrite each other. Together they use as many bytes as the highest address that any of them reaches.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/about/memory-hierarchy-overview.html
 """
@@ -38,7 +38,7 @@ Source: https://github.com/leanprover/KLR, KLR/Trace.lean (total_available_sbuf_
 
 
 class MemoryRegion(Enum):
-    """The memory that contains a tensor (``nl.sbuf``, ``nl.psum``, ``nl.private_hbm``, ``nl.shared_hbm``)."""
+    """A memory of the device (``nl.sbuf``, ``nl.psum``, ``nl.private_hbm``, ``nl.shared_hbm``)."""
 
     sbuf = "sbuf"
     psum = "psum"
@@ -49,10 +49,10 @@ class MemoryRegion(Enum):
 class Storage:
     """One allocation of ``shape`` and ``dtype`` in ``buffer``.
 
-    ``raw``: the bytes. ``missing``: the number of elements that were never written. ``mask``: a bool for each ``unit``
-    bytes, True if written; used while some elements are written and some are not. ``started`` (PSUM): the elements
-    whose last write was by a matmul. ``owner``: (rank, core), with core None for memory that both cores of a rank
-    share. ``read_only``: True for kernel inputs, which cannot be written.
+    ``raw``: the bytes. ``missing``: the number of units that were never written. ``mask``: a bool for each ``unit``
+    bytes, True if written; None if nothing or everything has been written. ``started`` (PSUM): the elements whose last
+    write was by a matmul. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
+    ``read_only``: True for kernel inputs, which cannot be written.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Storage:
         self.mask = None
 
     def split_mask(self, unit: int) -> None:
-        """Make the mask finer: one bool per ``unit`` bytes, which a view with a smaller dtype needs."""
+        """Use a smaller ``unit`` for the mask, which a view with a smaller dtype needs."""
         if self.mask is not None:
             self.mask = np.repeat(self.mask, self.unit // unit)
         self.missing *= self.unit // unit
@@ -121,7 +121,7 @@ class Storage:
 
 
 class CoreMemory:
-    """The on-chip allocations of one physical core, and the largest use so far.
+    """The on-chip allocations of one physical core.
 
     ``sbuf_high`` and ``psum_high``: the largest use so far, in bytes per partition. ``limit``: the capacity of SBUF in
     bytes per partition, by default the usable size; None means unlimited.
@@ -218,11 +218,10 @@ class CoreMemory:
 
 
 class RankMemory:
-    """The shared HBM of one rank; with LNC 2 the two cores get the same storages.
+    """The shared HBM of one rank; if the rank has two cores, both get the same storages.
 
     The n-th allocation of a name on one core is the same storage as the n-th allocation of that name on the other core.
-    Unnamed tensors are matched as if all had one name. ``hbm_live`` and ``hbm_high``: bytes in use now and at most so
-    far.
+    All unnamed tensors are treated as if they had one common name.
     """
 
     def __init__(self, lnc: int = 1) -> None:
@@ -233,7 +232,7 @@ class RankMemory:
     def allocate(
         self, core: int, shape: tuple[int, ...], dtype: DType, name: str, rank: int
     ) -> Storage:
-        """Return the storage of this allocation; the first core that allocates it creates it.
+        """Return the storage of this allocation: a new one, or the one that the other core has already created.
 
         Raises :class:`ShapeError` if the two cores pass different shapes or dtypes.
         """
@@ -256,10 +255,10 @@ class RankMemory:
 
 
 def check_shape(shape: tuple[int, ...], buffer: MemoryRegion) -> None:
-    """Refuse shapes that ``buffer`` cannot hold.
+    """Raise an error for a shape that ``buffer`` cannot hold.
 
-    Raises :class:`PartitionError` (more than 128 partitions, or no partition dimension on chip) or
-    :class:`ShapeError` (a length below 1, a rank above 5).
+    It is a :class:`PartitionError` for more than 128 partitions, or for no partition dimension on chip, and a
+    :class:`ShapeError` for a length below 1.
     """
     if any(not isinstance(n, (int, np.integer)) or n < 1 for n in shape) or not 1 <= len(shape):
         raise ShapeError(

@@ -1,7 +1,6 @@
 """Operators called on tiles, such as ``nl.add(x, y)``: allocate a tile, issue the instruction, return the tile.
 
-The result is in SBUF and has the requested dtype. If none is requested, it has the dtype of the tile with the widest
-number format.
+The result is in SBUF and has the requested dtype. If none is requested, it has the widest dtype of the operands.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 
 def promoted(*operands: object) -> DType:
-    """Return the widest dtype of the operands, or the widest float dtype if there is one; of equals the first."""
+    """Return the dtype of a result: the widest float dtype of the operands or, without a float, the widest dtype.
+
+    Of equally wide dtypes, the first is returned.
+    """
     kinds = [o.dtype for o in operands if isinstance(o, NkiTensor)]
     if not kinds:
         raise DtypeError(
@@ -35,7 +37,7 @@ def promoted(*operands: object) -> DType:
 def binary(function: Callable[..., Any], x: Any, y: Any, dtype: object) -> NkiTensor:
     """Compute ``function`` of two tiles, or of a tile and a number.
 
-    A free dimension of length 1 of one tile is repeated to the length of the other tile.
+    A free dimension with length 1 in one tile is repeated to its length in the other tile.
     """
     kind = promoted(x, y) if dtype is None else as_dtype(dtype)
     if isinstance(x, NkiTensor) and isinstance(y, NkiTensor):
@@ -51,7 +53,7 @@ def binary(function: Callable[..., Any], x: Any, y: Any, dtype: object) -> NkiTe
 
 
 def _repeated(x: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
-    """Return ``x`` with its free dimensions of length 1 repeated as in ``shape``, if the ranks agree."""
+    """Return ``x`` with its free dimensions of length 1 repeated to the lengths in ``shape``, if the ranks agree."""
     if len(shape) == x.ndim:
         for dim in range(1, x.ndim):
             if x.shape[dim] == 1 != shape[dim]:
@@ -96,7 +98,7 @@ def reduced(
 
 
 def broadcast_to(x: NkiTensor, shape: Any, dtype: Any = None) -> NkiTensor:
-    """Return a new tile of ``shape`` that repeats the dimensions of length 1 of ``x``, including partitions.
+    """Return a new tile of ``shape`` in which each dimension of ``x`` with length 1 is repeated; partitions, too.
 
     ``x`` and ``shape`` have the same rank. If ``x`` already has the shape and dtype, ``x`` itself is returned.
     """

@@ -1,8 +1,8 @@
 """The operators that instructions take: ``op=nl.add`` and so on.
 
 An operator is passed as the function of ``nki.language`` itself; :data:`OPS` defines what an engine computes for it.
-All arithmetic is in float32; comparisons and logical operators give 1.0 or 0.0. Bit operators
-work only on integers, without any cast.
+All arithmetic is in float32; comparisons and logical operators give 1.0 or 0.0. Bit operators work only on integers and
+do not cast.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.api.shared.html
 (supported math operators, supported activation functions).
@@ -28,8 +28,8 @@ F32 = np.float32
 class Op:
     """One operator: ``kind`` is "arith", "compare", "bit", "unary" or "activation".
 
-    ``apply(a, b)`` (or ``apply(a)``) computes the operator. ``reduce(array2d)`` reduces axis 1; None if the
-    operator cannot reduce. ``start``: the result of an empty reduction.
+    ``apply(a, b)`` (or ``apply(a)``) computes the operator. ``reduce(array2d)`` reduces axis 1; it is None if the
+    operator cannot reduce. ``start`` is the result of an empty reduction.
     """
 
     name: str
@@ -186,10 +186,7 @@ UNARY_KINDS = ("unary", "activation", "bit1")
 
 
 def find(op: object, operand: str, *kinds: str) -> Op:
-    """Return the Op that defines the operator ``op``.
-
-    Raises :class:`DtypeError` if ``op`` is not an operator of one of ``kinds``.
-    """
+    """Return the Op that defines the operator ``op``; raise :class:`DtypeError` unless its kind is one of ``kinds``."""
     meaning = OPS.get(op) if op.__hash__ is not None else None
     if meaning is None:
         raise DtypeError(

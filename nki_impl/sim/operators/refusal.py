@@ -14,7 +14,7 @@ _NAMES = (
 
 
 def refuse(value: object, *others: object) -> Any:
-    """Raise :class:`DynamicValueError`: Python asked for the value of a tensor or register."""
+    """Raise :class:`DynamicValueError`, because Python needs the value of a tensor or register."""
     raise DynamicValueError(
         "value",
         "no Python access to values that exist only on the device",
@@ -24,7 +24,7 @@ def refuse(value: object, *others: object) -> Any:
 
 
 def refuse_values(cls: type) -> None:
-    """Give ``cls`` :func:`refuse` for every operator that it does not define itself."""
+    """Make every operator that the class ``cls`` does not define itself raise the error of :func:`refuse`."""
     for name in _NAMES:
         if f"__{name}__" not in cls.__dict__:
             setattr(cls, f"__{name}__", refuse)

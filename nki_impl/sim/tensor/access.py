@@ -2,8 +2,10 @@
 
 Reading checks that every element has been written. Writing rounds once to the dtype of the destination
 (:func:`nki_impl.sim.tensor.dtypes.round_once`) and marks the elements as written. Copies between equal dtypes are
-bit-exact. :func:`copy_bits` does not raise for unwritten elements but marks their copies as unwritten. So a tile with
-unwritten elements may be moved as long as no instruction computes with these elements.
+bit-exact. :func:`copy_bits` accepts unwritten elements, and marks their copies as unwritten. So a tile with unwritten
+elements may be moved as long as no instruction computes with these elements.
+
+A *dynamic index* is a register or a tile; its value selects elements of a tensor when an instruction runs.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def _check_start(tensor: NkiTensor, operand: str) -> None:
 
 
 def index_value(source: NkiTensor | VirtualRegister, operand: str = "scalar_offset") -> int:
-    """Return the integer that a register or a (1,1) integer tile holds at this moment."""
+    """Return the integer that a register or a (1,1) integer tile holds when the instruction runs."""
     if isinstance(source, VirtualRegister):
         return source.read(operand)
     if source.size != 1 or source.dtype.is_float:
@@ -79,9 +81,9 @@ def index_value(source: NkiTensor | VirtualRegister, operand: str = "scalar_offs
 
 
 def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
-    """Return ``tensor`` with its dynamic scalar index replaced by the current value of the index.
+    """Return ``tensor`` with its dynamic scalar index, if it has one, replaced by the value of the index.
 
-    If the index is out of bounds, raises :class:`OutOfBoundsError`, or with ``skip`` returns None.
+    If the index is out of bounds, raise :class:`OutOfBoundsError`; with ``skip``, return None instead.
     """
     dynamic = tensor.dynamic
     if dynamic is None:
@@ -109,7 +111,7 @@ def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
 
 
 def over(tensor: NkiTensor, shadow: Array, unit: int) -> Array:
-    """Return the part of ``shadow``, an array with one entry per ``unit`` bytes of storage, that belongs to ``tensor``.
+    """Return the part of ``shadow`` that belongs to ``tensor``; ``shadow`` has one entry per ``unit`` bytes of storage.
 
     If the tensor's elements are wider than ``unit``, the entries of one element are along an additional last axis.
     """
@@ -213,7 +215,7 @@ def check_write(tensor: NkiTensor, operand: str) -> None:
 def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
     """Round ``values`` once to the dtype of ``tensor``, store them and mark them as written.
 
-    ``values`` must have the tensor's shape, or one that reshapes to it, such as (partitions, free size).
+    ``values`` have the tensor's shape, or a shape with as many elements, such as (partitions, free size).
     """
     if not tensor.storage.on_chip:
         check_write(tensor, operand)
@@ -228,7 +230,7 @@ def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
 
 
 def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "dst") -> None:
-    """Write ``values``, which have the shape and format of ``dst``, where ``chosen`` is true."""
+    """Write ``values``, which have the shape and storage format of ``dst``, to the elements that ``chosen`` marks."""
     check_write(dst, operand)
     np.copyto(dst.array, values, where=chosen)
     storage = dst.storage
@@ -241,7 +243,7 @@ def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "ds
 
 
 def check_read_where(tensor: NkiTensor, chosen: Array, operand: str) -> None:
-    """Raise :class:`UninitializedError` if an element where ``chosen`` is true has never been written."""
+    """Raise :class:`UninitializedError` if an element of ``tensor`` where ``chosen`` is true has never been written."""
     if tensor.storage.missing and not is_written(tensor):
         if tensor.storage.mask is None or not _mask(tensor)[chosen].all():
             check_read(tensor, operand)
@@ -270,7 +272,7 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _holes(tensor: NkiTensor) -> NDArray[np.bool_]:
-    """Return a bool array of the shape of ``tensor``: True where an element has not been written completely."""
+    """Return a bool array with the shape of ``tensor``: True where any byte of an element has not been written."""
     if tensor.storage.mask is None:
         return np.ones(tensor.shape, np.bool_)
     mask = _mask(tensor)
@@ -293,7 +295,7 @@ def hbm_tensor(
 
 
 def to_numpy(tensor: NkiTensor, operand: str = "result") -> Array:
-    """Return a copy of the elements. Raises :class:`UninitializedError` if one has never been written."""
+    """Return a copy of the elements. Raises :class:`UninitializedError` if an element has never been written."""
     if not is_written(tensor):
         check_read(tensor, operand)
     return tensor.array.copy()

@@ -23,8 +23,8 @@ FLOAT32_MIN = float(np.finfo(np.float32).min)
 class DType:
     """A number format: ``name``, ``itemsize`` in bytes, ``kind`` ("float", "int", "uint", "bool").
 
-    ``storage`` is the NumPy dtype that stores it. The members of ``nki.language`` (``nl.float32``...)
-    are the only instances, so they are compared by identity. They also equal their own name, as in
+    ``storage`` is the NumPy dtype that stores it. The only instances are the members of ``nki.language``
+    (``nl.float32``...), so that they can be compared by identity. Each also equals its own name, as in
     ``tensor.dtype == "float32"``.
 
     >>> float32, float32.itemsize, bfloat16.kind
@@ -62,7 +62,7 @@ class DType:
 
     @property
     def is_integer(self) -> bool:
-        """Whether this is a signed or unsigned integer format or bool."""
+        """Whether this is a signed or unsigned integer format, or bool."""
         return self.kind != "float"
 
 
@@ -91,7 +91,7 @@ _BY_STORAGE = {dtype.storage: dtype for dtype in ALL if dtype is not tfloat32}
 
 
 def as_dtype(given: Any, operand: str = "dtype") -> DType:
-    """Return the DType that ``given`` means: a DType, the name of one, or a NumPy dtype.
+    """Return the DType that ``given`` means: a DType, the name of a DType, or a NumPy dtype.
 
     Raises :class:`DtypeError` for float64, int64 and all other formats that the device does not have.
 

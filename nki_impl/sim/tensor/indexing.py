@@ -14,8 +14,8 @@ _INTS = (int, np.integer)
 def numpy_key(shape: tuple[int, ...], on_chip: bool, key: Any) -> tuple[int | slice, ...]:
     """Return the NumPy index for ``key``; an int whose dimension must be kept becomes a slice of length 1.
 
-    On chip, an int on dimension 0 keeps the dimension. The rank of the result is at least 2 on chip and at least 1 in
-    HBM; if the ints would reduce the rank below that, the last int keeps its dimension.
+    On chip, an int on dimension 0 keeps the dimension. The result of indexing has a rank of at least 2 on chip, and of
+    at least 1 in HBM. If the ints would reduce the rank below that, the last int keeps its dimension.
 
     >>> numpy_key((128, 64), True, (3, slice(0, 8)))
     (slice(3, 4, None), slice(0, 8, None))
@@ -44,7 +44,7 @@ def numpy_key(shape: tuple[int, ...], on_chip: bool, key: Any) -> tuple[int | sl
 
 
 def checked_index(size: int, dim: int, index: Any) -> int:
-    """Return an int in 0 <= index < size; raises :class:`ViewError` or :class:`DynamicValueError`."""
+    """Return ``index`` if it is an int in 0 <= index < size; else raise ViewError or DynamicValueError."""
     if not isinstance(index, _INTS):
         _refuse_index(dim, index)
     if not 0 <= index < size:
@@ -64,7 +64,7 @@ def _refuse_index(dim: int, index: object) -> NoReturn:
 def checked_slice(size: int, on_chip: bool, dim: int, start: Any, stop: Any, step: Any) -> slice:
     """Return the slice if 0 <= start < stop <= size and step >= 1; on the partition dimension step must be 1.
 
-    Otherwise raise :class:`ViewError` or one of its subclasses.
+    Otherwise raise :class:`ViewError` or a subclass of it.
     """
     first = 0 if start is None else start
     last = size if stop is None else stop

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """An index that only the device knows; ``kind`` is "scalar" (one index) or "vector" (one index for each partition).
+    """An index whose value only the device knows; ``kind`` is "scalar" or "vector" (one index for each partition).
 
-    ``source``: the register or tile that holds the index, which must be in 0 <= index < ``limit``. ``stride``: the
-    number of elements by which an increment of the index by 1 moves the view.
+    ``source``: the register or tile that holds the index, which must be in 0 <= index < ``limit``. ``stride``: an index
+    that is larger by 1 moves the view by this number of elements.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Dynamic:
 
 
 def view_of(base: NkiTensor, array: NDArray, dtype: DType) -> NkiTensor:
-    """Return a tensor on the storage of ``base`` whose elements are ``array``."""
+    """Return a tensor on the storage of ``base``; ``array`` holds its elements."""
     out = object.__new__(type(base))
     out.storage = base.storage
     out.array = array
@@ -142,7 +142,9 @@ def parse_names(
     shape: tuple[int, ...],
     fixed: dict[str, int],
 ) -> tuple[list[str], list[int]]:
-    """Return the names in ``pattern`` and the length of each; in each group, one length may follow from the others.
+    """Return the names in ``pattern``, and the length of each name.
+
+    A name in a tuple has its length in ``fixed``; for one name of each tuple, the length may follow from the others.
 
     >>> parse_names(("b", ("h", "d")), (2, 12), {"d": 4})
     (['b', 'h', 'd'], [2, 3, 4])

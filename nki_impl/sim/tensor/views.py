@@ -1,12 +1,12 @@
 """Tensors, which are views of storages. No view copies data.
 
-Dimension 0 of an on-chip tensor (SBUF, PSUM) is the partition dimension; view methods cannot reorder, step
-or drop it. Indexing follows the language guide: an int on dimension 0 of an on-chip tensor keeps a
-partition dimension of 1, an int on a free dimension removes it, and the rank never falls below 2 (on
-chip) or 1 (HBM). Slices need 0 <= start < end <= size.
+Dimension 0 of an on-chip tensor (SBUF, PSUM) is the partition dimension; view methods cannot reorder, step or drop it.
+Indexing follows the language guide. An int on dimension 0 of an on-chip tensor keeps the dimension, with length 1. An
+int on a free dimension removes the dimension. The rank never falls below 2 on chip, or below 1 in HBM. Slices need
+0 <= start < end <= size.
 
-The values of a tensor exist only on the device: bool(), comparison (except with None), iteration and
-arithmetic raise :class:`DynamicValueError`.
+The values of a tensor exist only on the device: bool(), comparison (except with None), iteration and arithmetic raise
+:class:`DynamicValueError`.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.NkiTensor.html
 """
@@ -39,8 +39,8 @@ sbuf = MemoryRegion.sbuf
 class NKIObject:
     """Base class of the classes that kernels may define and pass around.
 
-    Class attributes without an annotation count as fields too, so that ``@dataclass`` on a subclass
-    accepts them as arguments. Published kernels rely on this.
+    A class attribute without an annotation counts as a field, too, so that ``@dataclass`` on a subclass accepts it as
+    an argument. Published kernels rely on this.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -58,10 +58,10 @@ class NKIObject:
 
 
 class NkiTensor(NKIObject):
-    """A view of a :class:`Storage`: ``array`` is the NumPy view of its bytes, ``dtype`` their format.
+    """A view of a :class:`Storage`: ``array`` is the NumPy view of its bytes, ``dtype`` is their format.
 
-    ``dynamic`` is None, or the :class:`Dynamic` index that an instruction resolves when it runs.
-    ``whole`` is True for the view that covers the whole storage in order.
+    ``dynamic`` is None, or an index (:class:`Dynamic`) whose value is read when an instruction runs. ``whole`` is True
+    if the view covers the whole storage in order.
     """
 
     __slots__ = ("storage", "array", "dtype", "dynamic", "whole")
@@ -93,17 +93,17 @@ class NkiTensor(NKIObject):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Distance between neighbours in each dimension, in elements."""
+        """The distance between neighbours in each dimension, in elements."""
         return tuple(s // self.dtype.itemsize for s in self.array.strides)
 
     @property
     def offset(self) -> int:
-        """Distance of the first element from the storage's first, in elements."""
+        """The distance of the view's first element from the first element of the storage, in elements."""
         return self.byte_offset // self.dtype.itemsize
 
     @property
     def byte_offset(self) -> int:
-        """Distance of the first element from the storage's first, in bytes."""
+        """The distance of the view's first element from the first element of the storage, in bytes."""
         start: int = self.array.__array_interface__["data"][0]
         return start - self.storage.base
 
@@ -150,7 +150,7 @@ class NkiTensor(NKIObject):
         return self.dynamic is None and bool(array.flags.c_contiguous)
 
     def is_indirect(self) -> bool:
-        """Whether an index that only the device knows selects the elements."""
+        """Whether the elements depend on an index that only the device knows."""
         return self.dynamic is not None
 
     def get_pattern(self) -> list[list[int]]:
@@ -161,7 +161,10 @@ class NkiTensor(NKIObject):
         return self._view(self.array[numpy_key(self.array.shape, self.storage.on_chip, key)])
 
     def _free_dim(self, dim: int, what: str) -> int:
-        """Return ``dim`` counted from 0 (a negative ``dim`` counts from the end); refuse the partition dimension."""
+        """Return ``dim``, counted from 0, and raise an error for the partition dimension.
+
+        A negative ``dim`` counts from the end.
+        """
         if not -self.ndim <= dim < self.ndim:
             raise ViewError("dim", f"0 <= dim < {self.ndim}", dim, "name a dimension of the tensor")
         dim %= self.ndim
@@ -170,7 +173,7 @@ class NkiTensor(NKIObject):
         return dim
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
-        """Return elements start, start + step, ... below end of dimension ``dim``."""
+        """Return the elements start, start + step, ... below ``end`` along dimension ``dim``."""
         if not -self.ndim <= dim < self.ndim:
             raise ViewError("dim", f"0 <= dim < {self.ndim}", dim, "name a dimension of the tensor")
         dim %= self.ndim
@@ -191,7 +194,7 @@ class NkiTensor(NKIObject):
         return out
 
     def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
-        """Select rows of dimension 0 of an HBM tensor, one per partition: shape (P, rest of the shape)."""
+        """Select rows along dimension 0 of an HBM tensor, one per partition; the shape is (P, rest of the shape)."""
         if dim != 0 or self.storage.on_chip:
             raise UnsupportedError(
                 "dim", "dimension 0 of an HBM tensor", dim, "permute, or gather on chip"
@@ -216,7 +219,7 @@ class NkiTensor(NKIObject):
         return self._view(self.array.transpose(dims))
 
     def broadcast(self, dim: int, size: int) -> NkiTensor:
-        """Repeat dimension ``dim`` of length 1 ``size`` times (stride 0)."""
+        """Repeat dimension ``dim``, which has length 1, ``size`` times (stride 0)."""
         dim = self._free_dim(dim, "broadcast")
         if self.shape[dim] != 1:
             raise ViewError("dim", "a dimension of length 1", self.shape[dim], "expand_dim first")
@@ -234,7 +237,7 @@ class NkiTensor(NKIObject):
         return self._view(np.expand_dims(self.array, dim))
 
     def squeeze_dim(self, dim: int) -> NkiTensor:
-        """Drop dimension ``dim`` of length 1."""
+        """Drop dimension ``dim``, which has length 1."""
         dim = self._free_dim(dim, "squeeze_dim")
         if self.shape[dim] != 1:
             raise ViewError("dim", "a dimension of length 1", self.shape[dim], "use select")
@@ -298,7 +301,7 @@ class NkiTensor(NKIObject):
         dst_pattern: tuple,
         fixed_sizes: dict[str, int] | None = None,
     ) -> NkiTensor:
-        """Split, permute and merge dimensions by name, as in ('b', ('h', 'd')) -> ('h', ('b', 'd'))."""
+        """Split, permute and merge dimensions by their names, as in ('b', ('h', 'd')) -> ('h', ('b', 'd'))."""
         names, lengths = parse_names(src_pattern, self.shape, fixed_sizes or {})
         groups = [g if isinstance(g, tuple) else (g,) for g in dst_pattern]
         order = [name for group in groups for name in group]
@@ -332,9 +335,9 @@ class NkiTensor(NKIObject):
         this view, as the API reference says. The programming guide says instead that the view's offset is ignored, so
         pass ``offset`` explicitly.
 
-        ``scalar_offset`` (a register or a (1,1) integer tile) and ``vector_offset`` (a (P,1) integer
-        tile, one row per partition) are indices of dimension ``indirect_dim``: they are multiplied by the product of
-        the lengths of the later dimensions of this tensor.
+        ``scalar_offset`` (a register or a (1,1) integer tile) and ``vector_offset`` (a (P,1) integer tile, one row per
+        partition) are indices along dimension ``indirect_dim``. Each index is multiplied by the product of the lengths
+        of the later dimensions of this tensor.
         """
         return access_pattern(
             self, pattern, offset, scalar_offset, vector_offset, indirect_dim, dtype

@@ -1,4 +1,9 @@
-"""The picture of a failing readout: the first matrix over pairs that is wrong, and the expected one."""
+"""The picture of a failing readout: the first wrong matrix over pairs of tokens, and the expected matrix.
+
+A *readout* is a problem whose results show matrices of queries and keys. One of them, for example, is the weight that
+each key has for each query in the forward pass. A block is the part of a matrix with the queries of one worker and the
+keys of one worker.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +25,10 @@ DIGITS = 4
 
 
 def picture_of(problem: Problem, outputs: Mapping[str, Sequence[NDArray]]) -> dict[str, Any] | None:
-    """Return the ``expected`` and the ``got`` matrix of one head, [queries][keys] in the order of workers and slots.
+    """Return the first wrong matrix and the expected one, for one head; None if no matrix differs visibly.
 
-    ``block``: slots of a worker; ``caption``: which matrix of which head. None if no matrix differs visibly.
+    Keys of the dict: ``expected`` and ``got``, lists [queries][keys] in the order of the workers; ``block``, the number
+    of tokens of a worker; ``caption``, which names the matrix and the head.
     """
     geometry = problem.pairs.geometry
     right = run_right(problem.call, RECIPES["float64"])
@@ -44,7 +50,7 @@ def picture_of(problem: Problem, outputs: Mapping[str, Sequence[NDArray]]) -> di
 
 
 def matrices(got: Seen, want: Seen) -> Iterator[tuple[str, Array, Array]]:
-    """Yield the name of each matrix, the matrix that was read, and the expected one."""
+    """Yield each matrix as (words for it, the matrix that was read, the expected matrix)."""
     yield "A, the weights in the forward pass", got.weights, want.weights
     for words, name in (
         ("P, the weights in the backward pass", "p"),
@@ -57,7 +63,7 @@ def matrices(got: Seen, want: Seen) -> Iterator[tuple[str, Array, Array]]:
 
 
 def whole(x: Array) -> list[list[float]]:
-    """Join the blocks [a, b, i, j] to the rows of one matrix."""
+    """Join the blocks [a, b, i, j] (query i of worker a, key j of worker b) into one matrix, and return its rows."""
     a, b, n, m = x.shape
     rows: list[list[float]] = (
         np.round(x.transpose(0, 2, 1, 3).reshape(a * n, b * m), DIGITS) + 0.0

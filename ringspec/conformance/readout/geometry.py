@@ -1,4 +1,8 @@
-"""The ring of a readout problem: its steps and positions, and the layouts that a kernel may wrongly assume."""
+"""The ring of a readout problem: its steps and positions, and the layouts that a kernel may wrongly assume.
+
+A readout is a problem whose results show what a kernel computed for each pair of tokens. A *slot* is the place of one
+token on a worker.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,10 @@ Window = tuple[int | None, int | None]
 class Geometry:
     """The ring, the heads and the mask of a problem.
 
-    ``circulation`` and ``direction`` as in ``ringspec.ring``; ``position`` [W, n]: positions of the slots under
-    ``layout``. ``causal`` and ``window`` (left, right): the mask. ``heads``: query heads; ``group``: query heads per key
-    head. ``forward_travels``: 'keys', as in the specification, or 'queries' if the kernel's forward pass sends these.
+    ``circulation`` and ``direction`` are as in ``ringspec.ring``. ``position`` [W, n] has the positions of the tokens
+    in the slots of each worker, under ``layout``. ``causal`` and ``window`` (left, right) define the mask. ``heads``
+    counts query heads, and ``group`` query heads per key head. ``forward_travels`` is 'keys', as in the specification,
+    or 'queries' if the kernel's forward pass sends queries.
     """
 
     workers: int
@@ -38,7 +43,7 @@ class Geometry:
 
     @property
     def slots(self) -> int:
-        """Number of tokens of one worker."""
+        """The number of tokens of one worker."""
         return int(self.position.shape[1])
 
     @property
@@ -47,7 +52,7 @@ class Geometry:
 
     @property
     def sees_all(self) -> bool:
-        """Tell whether nothing is masked."""
+        """Whether no pair is masked."""
         return not self.causal and self.window is None
 
     @property
@@ -56,13 +61,13 @@ class Geometry:
         return self.slots // 2 if self.layout == "zigzag" else self.slots
 
     def travels(self, phase: str) -> str:
-        """Return what travels in a pass, 'queries' or 'keys'."""
+        """Return whether 'queries' or 'keys' travel in a pass."""
         if phase == "forward":
             return self.forward_travels
         return "queries" if self.circulation == "q" else "keys"
 
     def steps(self, phase: str) -> Integers:
-        """Return [a, b]: the step in which a pass computes the block of queries of worker a and keys of worker b (RING-1)."""
+        """Return [a, b]: the step in which a pass computes queries of worker a with keys of worker b (RING-1)."""
         a, b = np.indices((self.workers, self.workers))
         hops = b - a if self.travels(phase) == "queries" else a - b
         return (self.direction * hops) % self.workers
@@ -74,7 +79,10 @@ def positions(layout: str, workers: int, slots: int) -> Integers:
 
 
 def tables(workers: int, slots: int) -> dict[str, Integers]:
-    """Return the positions [W, n] under each layout, by name; these include wrong layouts that kernels are known to use."""
+    """Return a dict from the name of each layout to its positions [W, n].
+
+    Some of these layouts are wrong ones that kernels are known to use.
+    """
     r, i = np.indices((workers, slots))
     length, half = workers * slots, slots // 2
     found = {name: make(length, workers).table for name, make in LAYOUTS.items()}
@@ -87,16 +95,20 @@ def tables(workers: int, slots: int) -> dict[str, Integers]:
 
 
 def believed(geometry: Geometry) -> dict[str, Integers]:
-    """Return the positions [W, n] under every layout that differs from that of the problem."""
+    """Return a dict from the names of layouts that a kernel may wrongly assume to their positions [W, n].
+
+    These are all layouts of :func:`tables` except the problem's own.
+    """
     every = tables(geometry.workers, geometry.slots)
     return {name: x for name, x in every.items() if not np.array_equal(x, geometry.position)}
 
 
 def dealt_otherwise(geometry: Geometry) -> list[Integers]:
-    """Return where the tokens of the correct layout, and of each layout of :func:`believed`, really are.
+    """Return one array per layout that a kernel may assume: first the correct layout, then as in :func:`believed`.
 
-    One array per layout: for each slot of that layout, the slot (counted over all workers) that really holds its token.
-    A layout that is not a permutation of the tokens is replaced by the correct one.
+    The array has an entry for each slot, where slots are counted over all workers. The assumed layout puts some token
+    in that slot, and the entry is the slot that really holds this token. A layout that is not a permutation of the
+    tokens is replaced by the correct one. The last array is for the inverse permutation of the correct layout.
     """
     slot_of = np.argsort(geometry.position.ravel())
     maps = [np.arange(geometry.tokens)]
@@ -109,9 +121,10 @@ def dealt_otherwise(geometry: Geometry) -> list[Integers]:
 def relations(
     geometry: Geometry, phase: str, side: str, distinct: bool = True
 ) -> dict[str, Integers]:
-    """Return wrong owners [a, b] of the queries ('q') or keys ('k') of a block, keyed by the words that describe them.
+    """Return tables [a, b] of workers that may be taken for the owner of a block's queries ('q') or keys ('k').
 
-    ``distinct``: leave out tables that equal the correct owners or an earlier table.
+    Worker a owns the queries of block [a, b], and worker b its keys. The result is a dict from words, which describe
+    the workers, to tables. ``distinct``: leave out tables that equal the correct owners or an earlier table.
     """
     W, d = geometry.workers, geometry.direction
     a, b = np.indices((W, W))

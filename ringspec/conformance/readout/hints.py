@@ -1,4 +1,8 @@
-"""Hints: where in a kernel to look for a fault, by the choice that the fault changes."""
+"""Hints: where in a kernel to look for a fault.
+
+A fault is a wrong *choice*. Choices have names: ``mask`` is the mask of a block, for example, and ``dq_to`` the worker
+to which dq is sent.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,11 @@ HINTS = {
 
 
 def hint_for(kind: Kind) -> str:
-    """Return the hint for a kind of fault: that of the first group with a choice that the kind changes; '' if none."""
+    """Return the hint for a kind of fault; '' if none.
+
+    It is the hint of the first group in HINTS with a choice that the fault changes. Wrong heads, and wrong tokens of
+    the correct worker, have their own hints, which are chosen first.
+    """
     parts = [slot.partition(".") for slot in kind.slots]
     components = {component for _, _, component in parts if component}
     if "worker" not in components:

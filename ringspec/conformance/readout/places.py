@@ -1,4 +1,8 @@
-"""Where a fault may be: sets of blocks, parts of blocks, and sets of workers, each with words for it."""
+"""Where a fault may be: sets of blocks, parts of blocks, and sets of workers, each with words for it.
+
+A *block* [a, b] contains the pairs of all queries of worker a with all keys of worker b. A pair [a, b, h, i, j] is
+query i and key j of that block in query head h. A *place* is any set of pairs that words describe.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,8 @@ GROUP = re.compile(
 class Place:
     """A set of pairs of tokens: the boolean ``table`` [a, b, h, i, j], and the ``words`` that describe it.
 
-    An axis of length 1 stands for all. ``cost`` is lower for places that are simpler to describe.
+    A table may have an axis of length 1 in place of equal entries. ``cost`` is lower for places that are simpler to
+    describe.
     """
 
     words: str
@@ -37,14 +42,17 @@ class Place:
 
     @property
     def blocks(self) -> Booleans:
-        """The blocks, [a, b], that contain some of the pairs."""
+        """Booleans [a, b], True for each block that contains some of the pairs."""
         return np.asarray(self.table.any(axis=(2, 3, 4)))
 
 
 def block_places(
     geometry: Geometry, phase: str, visible: Booleans, distinct: bool = True
 ) -> list[Place]:
-    """Return sets of blocks; ``visible`` [a, b, 1, i, j] is the correct mask. ``distinct``: leave out equal sets."""
+    """Return sets of blocks that words describe, such as 'in the last step' or 'on worker 1'.
+
+    ``visible`` [a, b, 1, i, j] is the correct mask. ``distinct``: leave out sets that equal an earlier one.
+    """
     W = geometry.workers
     a, b = np.indices((W, W))
     step = geometry.steps(phase)
@@ -88,7 +96,7 @@ def block_places(
 def add_by_mask(
     geometry: Geometry, phase: str, visible: Booleans, add: Callable[[str, Booleans, float], None]
 ) -> None:
-    """Add the sets of blocks that the mask determines, such as those it hides entirely or only in part."""
+    """Add the sets of blocks that depend on the mask, such as the blocks that it hides entirely or in part."""
     W = geometry.workers
     seen = np.asarray(visible.any(axis=(2, 3, 4)))
     whole = np.asarray(visible.all(axis=(2, 3, 4)))
@@ -126,7 +134,10 @@ def add_by_mask(
 
 
 def part_places(geometry: Geometry) -> list[Place]:
-    """Return parts of blocks [1, 1, h, i, j]: heads, rows, keys, halves of both; the whole block comes first."""
+    """Return parts of a block, as tables [1, 1, h, i, j]: some of its heads, queries or keys, or a quarter of it.
+
+    The first place is the whole block.
+    """
     n, H, group = geometry.slots, geometry.heads, geometry.group
     i, h = np.arange(n), np.arange(H)
     found = [Place("", np.ones((1, 1, 1, 1, 1), bool), 0.0)]
@@ -183,7 +194,7 @@ def part_places(geometry: Geometry) -> list[Place]:
 
 
 def worker_places(geometry: Geometry) -> list[Place]:
-    """Return sets of workers [a, 1, 1, 1, 1]."""
+    """Return sets of workers, as tables [a, 1, 1, 1, 1]: all workers, each worker, all but each worker."""
     r = np.arange(geometry.workers).reshape(-1, 1, 1, 1, 1)
     found = [Place("", r >= 0, 0.0)]
     if geometry.workers > 1:
@@ -193,7 +204,7 @@ def worker_places(geometry: Geometry) -> list[Place]:
 
 
 def joined(place: Place, part: Place) -> Place:
-    """Return the place that consists of a part of each block of a place."""
+    """Return the place that consists of ``part`` of each block in ``place``."""
     if not part.words:
         return place
     words = f"{place.words}, {part.words}" if place.words else part.words
@@ -201,9 +212,9 @@ def joined(place: Place, part: Place) -> Place:
 
 
 class Places:
-    """All places that consist of a part of each block in one of the sets ``blocks``.
+    """All places that consist of the same part of each block in one of the sets ``blocks``.
 
-    ``of_rows``: the sets are sets of workers, and a part consists of whole rows.
+    ``of_rows``: the sets are sets of workers, and the parts are whole rows (queries with all their keys).
     """
 
     def __init__(self, geometry: Geometry, blocks: Sequence[Place], of_rows: bool = False) -> None:
@@ -224,10 +235,11 @@ class Places:
     def fitting(
         self, good: Amounts, bad: Amounts, most: int, loosely: bool = False, of_rows: bool = False
     ) -> list[tuple[float, Place]]:
-        """Return the places that contain some of ``good`` and none of ``bad`` [a, b, h, i, j], those with most good first.
+        """Return the places that contain some of ``good`` and none of ``bad``, those with the most ``good`` first.
 
-        ``most``: the largest number of places. ``loosely``: a fraction of the pairs may be bad, because numbers can be
-        equal by chance. ``of_rows``: only places of whole rows.
+        ``good`` and ``bad`` [a, b, h, i, j] say how much each pair counts for and against a place. ``most`` is the
+        largest number of places to return. ``loosely``: a fraction of the pairs may be bad, because numbers can be
+        equal by chance. ``of_rows``: consider only places of whole rows.
         """
         shape = (self.of_blocks.shape[1], self.of_parts.shape[0])
         gain = self.of_blocks @ (good.reshape(shape).astype(np.float32) @ self.of_parts)
@@ -243,7 +255,10 @@ class Places:
         ]
 
     def possible(self, good: Amounts, bad: Amounts) -> list[Place]:
-        """Return the sets of blocks that have, in some rows and heads, something ``good`` and nothing ``bad`` [a, b, h, i]."""
+        """Return the sets of blocks that, limited to some rows and heads, contain some of ``good`` and none of ``bad``.
+
+        ``good`` and ``bad`` [a, b, h, i] say how much each query of a block counts for and against a set.
+        """
         shape2 = (self.of_blocks.shape[1], -1)
         gain = self.of_blocks @ (good.reshape(shape2).astype(np.float32) @ self.of_rows)
         harm = self.of_blocks @ (bad.reshape(shape2).astype(np.float32) @ self.of_rows)
@@ -251,7 +266,11 @@ class Places:
         return [place for place, fit in zip(self.blocks, fits, strict=True) if fit]
 
     def parts_fitting(self, good: Amounts, bad: Amounts, place: Place) -> list[Place]:
-        """Return the row and head parts of a place with the most ``good`` and nothing ``bad`` [a, 1, h, i, j] on any worker."""
+        """Return ``place`` limited to some of its rows and heads: one result for each best choice of them.
+
+        ``good`` and ``bad`` [a, 1, h, i, j] say how much counts for and against a choice. The best choices contain
+        nothing ``bad`` on any worker, and the most ``good``.
+        """
         count, shape = self.of_blocks.shape[1], (self.of_blocks.shape[1], self.of_parts.shape[0])
         gain = np.ones(count) @ (good.reshape(shape).astype(np.float32) @ self.of_parts)
         harm = np.ones(count) @ (bad.reshape(shape).astype(np.float32) @ self.of_parts)
@@ -264,7 +283,7 @@ class Places:
         return [joined(place, self.parts[x]) for x in fits if gain[x] == most]
 
     def named(self, words: str) -> Place | None:
-        """Return the place that these words describe; None if there is none."""
+        """Return the place that ``words`` describe; None if there is none."""
         for place in self.blocks:
             if place.words == words:
                 return place
@@ -277,7 +296,10 @@ class Places:
 
 
 def listed(blocks: Booleans, known: Sequence[Place]) -> Place | None:
-    """Return the place that lists the blocks one by one; None if they are none, too many, or a place in ``known``."""
+    """Return a place whose words list the blocks one by one.
+
+    None if there are no blocks, if there are more than MOST_LISTED, or if a place in ``known`` has the same blocks.
+    """
     table = blocks[:, :, None, None, None]
     same = any(np.array_equal(table, one.table) for one in known)
     if same or not 0 < blocks.sum() <= MOST_LISTED:
@@ -287,9 +309,10 @@ def listed(blocks: Booleans, known: Sequence[Place]) -> Place | None:
 
 
 def pairs_listed(geometry: Geometry, table: Booleans, known: Sequence[Place]) -> Place | None:
-    """Describe a set of token pairs [a, b, h, i, j] as a place: for each block, its queries and keys.
+    """Return a place whose words list the pairs in ``table`` [a, b, h, i, j]: for each block, queries with their keys.
 
-    Return None if this takes more than MOST_RECTANGLES lists.
+    None if there are no pairs, or if the list would be too long. ``known`` are places whose words can stand for sets of
+    blocks.
     """
     W, H, n = geometry.workers, geometry.heads, geometry.slots
     table = np.broadcast_to(table, (W, W, H, n, n))
@@ -335,9 +358,9 @@ def counted(one: str, many: str, numbers: Sequence[int]) -> str:
 
 
 def numbers_of(text: str, end: int) -> list[int] | None:
-    """Return the numbers in what :func:`counted` writes after the noun; None if they are not all below ``end``.
+    """Return the numbers in the text that :func:`counted` writes after the noun.
 
-    The text may come from a file.
+    None if the text, which may come from a file, is malformed or has a number that is not below ``end``.
     """
     found: list[int] = []
     for run in text.split(", "):
@@ -350,7 +373,7 @@ def numbers_of(text: str, end: int) -> list[int] | None:
 
 
 def pairs_named(geometry: Geometry, phase: str, visible: Booleans, words: str) -> Place | None:
-    """Return the place that :func:`pairs_listed` describes with these words; None if this ring has no such pairs."""
+    """Return the place whose ``words`` are those of :func:`pairs_listed`; None if this ring has no such pairs."""
     H, n = geometry.heads, geometry.slots
     table = np.zeros((geometry.workers, geometry.workers, H, n, n), bool)
     for group in words.split("; "):
@@ -374,7 +397,10 @@ def pairs_named(geometry: Geometry, phase: str, visible: Booleans, words: str) -
 def place_named(
     geometry: Geometry, phase: str, visible: Booleans, words: str, of_workers: bool
 ) -> Place | None:
-    """Return the place that these words describe in a geometry; None if it has no such place."""
+    """Return the place that ``words`` describe in a ring; None if the ring has no such place.
+
+    ``of_workers``: the words describe a set of workers, or some of their queries.
+    """
     if not of_workers and PAIRS in words:
         return pairs_named(geometry, phase, visible, words)
     if not of_workers and words.startswith(LISTED):

@@ -1,4 +1,8 @@
-"""The problems by which a target is read: rings that it claims, as calls."""
+"""The readouts: problems of ring attention whose results show what a target computed for each pair of tokens.
+
+A *target* is the implementation under test. Its *claims* say what it supports, and it is called only with problems that
+it claims.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +49,12 @@ TOLERANCES = {"float64": 2e-4, "float32": 2e-4, "float16": 0.02, "bfloat16": COA
 
 @dataclass(frozen=True)
 class Setting:
-    """The ring that a case reads: ``mask`` is 'causal', 'full', 'window' (and causal) or 'band' (a window alone).
+    """What distinguishes one readout from another: its mask, layout, circulation, direction and sizes.
 
-    ``circulation``: '' is the one that the target claims, 'kv' first. ``workers``, ``group`` (query heads of a key head): None is 3 workers and 2 heads, or what the target claims.
-    ``narrow``: 16-bit inputs.
+    ``mask`` is 'causal', 'full', 'window' (a window and a causal mask) or 'band' (a window alone). ``circulation`` ''
+    is the first of 'kv', 'q', 'gather' that the target claims. ``group`` is the number of query heads per key head.
+    ``workers`` and ``group`` None are 3 and 2 if the target claims these numbers, and otherwise a number that it
+    claims. ``narrow``: the inputs have 16 bits.
     """
 
     mask: str
@@ -61,7 +67,7 @@ class Setting:
 
     @property
     def id(self) -> str:
-        """The id of its case."""
+        """The id of the case with this setting, such as 'readout/causal-contiguous-kv'."""
         parts = [self.mask, self.layout, *([self.circulation] if self.circulation else [])]
         parts += ["backwards"] if self.direction < 0 else []
         parts += [] if self.workers is None else [f"w{self.workers}"]
@@ -70,7 +76,7 @@ class Setting:
 
 
 def usual_settings() -> Iterator[Setting]:
-    """Masks, layouts and circulations, those first that say most."""
+    """Yield settings with different masks, layouts and circulations, the most informative first."""
     for circulation in CIRCULATIONS:
         for layout in LAYOUTS:
             yield Setting("causal", layout, circulation)
@@ -82,7 +88,7 @@ def usual_settings() -> Iterator[Setting]:
 
 
 def other_settings() -> Iterator[Setting]:
-    """Rings on which faults of the other direction, of rounding, of more workers and of other heads show."""
+    """Yield settings that show faults of the other direction, of rounding, of more workers and of other head counts."""
     for circulation in CIRCULATIONS[:2]:
         yield Setting("causal", LAYOUTS[0], circulation, direction=-1)
     yield Setting("causal", LAYOUTS[1], narrow=True)
@@ -101,11 +107,13 @@ SETTINGS = (*USUAL, *other_settings())
 
 @dataclass(frozen=True)
 class Problem:
-    """Two calls of a target: one spells out what it computes, the other has random inputs in the same ring.
+    """Two calls of a target: the results of the first spell out what it computes, the second has random inputs.
 
-    ``call``, ``proof``: the calls as they are read; ``cases``: their cases, by which they are judged. What is read from the
-    first has to give the results of the second. ``asked``: the same calls as the target gets them, in whole tiles if
-    ``spread`` is above 1; ``requires``: the claims that these need.
+    ``call`` and ``proof`` are these calls, in the same ring. What is read from ``call`` must also explain the results
+    of ``proof``. ``cases`` are the cases of the two calls; their expected results decide whether the target passes.
+    ``asked`` are the calls that the target gets. If ``spread`` is above 1, these calls have ``spread`` slots for each
+    token of ``call`` and ``proof``, because the target needs whole tiles. ``requires`` are the claims that the calls in
+    ``asked`` need.
     """
 
     pairs: Pairs
@@ -123,12 +131,12 @@ class Problem:
 
     @property
     def inputs(self) -> dict[str, Array]:
-        """q, dy [W, H, n, dim] and k, v [W, Hkv, n, dim] of the call that is read."""
+        """q, dy [W, H, n, dim] and k, v [W, Hkv, n, dim] of ``call``."""
         inputs = inputs_of(self.pairs, self.call.worker("q", 0).shape[3])
         return inputs if self.spread == 1 else with_mark(inputs)
 
     def results(self, outputs: Sequence[Outputs]) -> list[Outputs]:
-        """Return the results of the calls that are read among those of the calls that were asked."""
+        """Return the results of ``call`` and ``proof``, given the outputs of the calls in ``asked``."""
         if self.spread == 1:
             return list(outputs)
         return [
@@ -138,7 +146,7 @@ class Problem:
 
 
 def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
-    """The first usual problems of a target with these claims; or none, and the reason why not."""
+    """Return the first usual problems for a target with these claims; if there are none, also the reason."""
     found, reasons = [], []
     for setting in USUAL:
         made = problem_for(setting, claims)
@@ -155,7 +163,7 @@ def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
 
 @lru_cache(maxsize=64)
 def problem_for(setting: Setting, claims: Capabilities) -> Problem | str:
-    """The problem of a setting for a target with these claims, or the reason why there is none."""
+    """Return the problem of a setting for a target with these claims, or the reason why there is none."""
     reason = unclaimed(setting, claims)
     if reason:
         return reason
@@ -165,7 +173,7 @@ def problem_for(setting: Setting, claims: Capabilities) -> Problem | str:
 
 
 def unclaimed(setting: Setting, claims: Capabilities) -> str:
-    """Why a target with these claims does not get a setting; empty if it gets it."""
+    """Return what a target with these claims lacks for a setting; '' if it lacks nothing."""
     usual = usual_workers(claims)
     several = set(claims.layouts) & set(LAYOUTS)
     reasons = {
@@ -215,7 +223,7 @@ def usual_group(claims: Capabilities) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a problem: ``slots`` tokens on a worker, ``group`` query heads of a key head.
+    """The sizes of a problem: ``slots`` tokens per worker, ``group`` query heads per key head.
 
     In the target's call, the tokens lie ``spread`` slots apart (:mod:`ringspec.conformance.readout.tiles`).
     """
@@ -229,7 +237,7 @@ class Shape:
 
 
 def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
-    """The sizes of a problem for a target with these claims; or why there is none."""
+    """Return the sizes of a problem for a target with these claims, or the reason why there are none."""
     workers = setting.workers or usual_workers(claims)
     group = setting.group or usual_group(claims)
     zigzag = setting.layout == "zigzag"
@@ -251,7 +259,7 @@ def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
 
 
 def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) -> Problem:
-    """One problem, as cases of golden vectors over a ring."""
+    """Build the problem of a setting: its two calls, and a case for each."""
     workers, heads, group, spread = shape.workers, shape.heads, shape.group, shape.spread
     layout, circulation, id = setting.layout, circulation_of(setting, claims), setting.id
     directions = claims.directions or (1,)
@@ -268,9 +276,10 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
         terms["window"] = window
 
     def asked(id: str, dim: int, inputs: Mapping[str, Array] | None, spread: int = 1) -> Asked:
-        """A case and its call; ``inputs`` [W, heads, n, dim], None: random ones.
+        """Return a case and its call, with inputs [W, heads, n, dim]; None: random inputs.
 
-        Those of a call in tiles are not in its case, which is not judged.
+        If ``spread`` is above 1, only the call has the inputs. The case does not have them, and is not used to judge
+        results.
         """
         slots = shape.slots * spread
         order = np.argsort(positions(layout, workers, slots).ravel())
@@ -314,12 +323,12 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
 
 
 def inputs_in(call: Call) -> dict[str, Array]:
-    """The inputs of a call of batch 1, [W, heads, n, dim]."""
+    """Return the inputs [W, heads, n, dim] of a call with batch size 1."""
     names = [name for name in ("q", "k", "v", "dy") if name in call.tensors]
     return {name: np.stack([load(x)[0] for x in call.tensors[name]]) for name in names}
 
 
 def in_order(x: Array, order: Integers) -> Array:
-    """[W, heads, n, d] of the workers as [1, heads, S, d] in the order of the tokens."""
+    """Rearrange arrays of workers [W, heads, n, d] into one array [1, heads, S, d] in the order of the tokens."""
     workers, heads, slots, width = x.shape
     return x.swapaxes(0, 1).reshape(heads, workers * slots, width)[None, :, order]

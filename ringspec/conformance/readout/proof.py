@@ -1,7 +1,7 @@
-"""Prove what was read: the faults have to give the results for random inputs in the same ring as well.
+"""Prove a reading: the faults that explain a readout must also give the results for random inputs in the same ring.
 
-A readout's inputs are of a special form, in which different faults may look alike: half of a head's columns, for example,
-belong to other heads than the rest.
+A readout is a problem with special inputs, whose results show what a kernel computed for each pair of tokens. Different
+faults may give the same results with these inputs. The *proof* of a problem is a second call, with random inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ NOT_PROVED = "a change that gives the numbers of this readout was found, but it 
 def read_proven(
     problem: Problem, outputs: Sequence[Outputs], earlier: Sequence[Reading] = ()
 ) -> Reading:
-    """Read the results of a problem's two calls. Faults of ``earlier`` readings come first, if they explain these, too."""
+    """Read the results of a problem's two calls, the readout and its proof.
+
+    Faults of ``earlier`` readings are tried first. They are accepted if they explain the results of both calls.
+    """
     outputs = problem.results(outputs)
     known = read_as(problem, outputs, earlier)
     return known or proven(read(problem, outputs[0]), problem, outputs[1])
@@ -46,15 +49,16 @@ def read_as(
 
 
 def with_faults(part: PassRead, found: Told) -> PassRead:
-    """Return the same pass with only the set of faults that ``found`` tells."""
+    """Return the same pass with at most one of its sets of faults: the first with no fault outside ``found``."""
     sets = [one for one in part.sets if set(one) <= set(found.faults)]
     return dataclasses.replace(part, sets=tuple(sets[:1]))
 
 
 def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
-    """Keep the sets of faults that give the ``outputs`` of the problem's proof as well.
+    """Keep the sets of faults that also give ``outputs``, the results of the problem's proof.
 
-    If none does, the reading is not explained. It stays as it is if the model ring cannot compute the proof.
+    If no set does, the reading becomes unexplained. If the effect of faults on the proof cannot be computed, the
+    reading stays as it is.
     """
     if not reading.explained or not expressible(problem.proof):
         return reading

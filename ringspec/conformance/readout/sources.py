@@ -1,4 +1,8 @@
-"""Wrong tokens that a kernel may use in place of those of a query or a key: of another worker, head, slot or layout."""
+"""Wrong tokens that a kernel may use for a query or a key: those of another worker, head, slot or layout.
+
+A pair [a, b, h, i, j] consists of query i of worker a and key j of worker b, in query head h. i and j are *slots*:
+places of tokens on a worker.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,11 @@ from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believ
 
 @dataclass(frozen=True)
 class Source:
-    """A wrong token for each pair: ``tables`` of its 'worker', 'head' or 'slot' [a, b, h, i, j].
+    """A wrong token for each pair: ``tables`` gives the token's 'worker', 'head' or 'slot' as arrays [a, b, h, i, j].
 
-    ``words`` follow 'are those'. If the tokens are the correct ones in another order, ``words`` follow 'are taken', and
-    ``added`` follows 'the shares are added'.
+    ``words`` complete a sentence that ends in 'are those'. If the tokens are the correct ones in another order,
+    ``words`` complete a sentence that ends in 'are taken', and ``added`` a sentence that ends in 'the shares are
+    added'.
     """
 
     words: str
@@ -26,7 +31,10 @@ class Source:
 
 
 def sources(geometry: Geometry, phase: str, side: str, distinct: bool) -> list[Source]:
-    """Return the wrong tokens for queries ('q') or keys ('k'); ``distinct``: without correct ones and duplicates."""
+    """Return the wrong tokens for queries ('q') or keys ('k').
+
+    ``distinct``: leave out tokens that equal the correct ones or an earlier entry.
+    """
     found: list[Source] = []
     right = own(geometry, side)
     for one in every_source(geometry, phase, side):
@@ -144,7 +152,7 @@ def key_heads(geometry: Geometry) -> dict[str, Any]:
 
 
 def memory_orders(geometry: Geometry, side: str) -> Iterator[Source]:
-    """Yield rows of a worker whose memory is read or written as if the axes token and head were exchanged."""
+    """Yield the tokens that are used if a worker's memory is read or written with the axes token and head exchanged."""
     group = geometry.group if side == "k" else 1
     n, heads = geometry.slots, geometry.heads // group
     h, i = np.ogrid[:heads, :n]

@@ -1,4 +1,8 @@
-"""Combine the readings of several problems: find the explanation that accounts for most of the failing ones."""
+"""Combine the readings of several problems into the explanation that accounts for most of those that failed.
+
+A *reading* is what was found out from the results of one problem. For each pass (forward or backward), it has sets of
+*faults*: mistakes, such as a wrong mask, that together give every number of the results.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,13 @@ ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is r
 
 @dataclass(frozen=True)
 class Told:
-    """What a target computes instead of attention.
+    """What a target, the implementation under test, computes instead of attention.
 
-    ``faults``: those that account for most of the problems; ``explained``: the ids of these problems. ``sentences``: the
-    faults in words, then what is wrong in a problem that they do not explain. ``alternatives``: other explanations that
-    fit as well. ``hint``: where in a kernel to look for the first fault. ``shown_by``: the id of a problem that shows the
-    faults. ``base``: as in :class:`~ringspec.conformance.readout.reading.PassRead`.
+    ``faults``: the faults that account for most of the problems. ``explained``: the ids of these problems.
+    ``sentences``: the faults in words, then what is wrong in a problem that the faults do not explain.
+    ``alternatives``: other explanations that fit as well, in words. ``hint``: where in a kernel to look for the first
+    fault. ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes apart
+    from the faults; '' if it is the correct gradient.
     """
 
     faults: tuple[Named, ...] = ()
@@ -68,9 +73,10 @@ def told(readings: Sequence[Reading]) -> Told:
 def best_of(
     phase: str, found: PassRead, explained: Sequence[Reading]
 ) -> tuple[tuple[Named, ...], list[str]]:
-    """Return the best set of faults for one pass, and sentences with other sets that fit as well.
+    """Return the best set of faults for one pass, and sentences that describe other sets that fit as well.
 
-    Of the sets that account for the first problem, the best accounts for most of the other problems.
+    ``found`` is the reading of this pass for the first problem. Of its sets, the best one accounts for the most
+    problems in ``explained``.
     """
     if not found.sets:
         return (), []
@@ -98,9 +104,9 @@ def kinds(faults: Sequence[Named]) -> tuple[str, ...]:
 
 
 def accounts(phase: str, faults: Sequence[Named], one: Reading) -> bool:
-    """Tell whether another problem has the same faults, by name, among its explanations.
+    """Return whether the reading ``one`` has the same faults among its sets for this pass, compared by name.
 
-    An empty set of faults accounts for a problem without faults.
+    An empty set of faults accounts for a pass without faults.
     """
     found = one.forward if phase == "forward" else one.backward
     if not faults:
@@ -112,12 +118,15 @@ def accounts(phase: str, faults: Sequence[Named], one: Reading) -> bool:
 
 
 def name_in_any(fault: Named) -> tuple[str, str, str]:
-    """Return a name of the fault that is the same in every problem; listed pairs, which differ between layouts, are left out."""
+    """Return a name of the fault that is the same in every problem.
+
+    Lists of token pairs differ between layouts, so the name says only that the fault is in listed pairs.
+    """
     return fault.phase, fault.kind, PAIRS if PAIRS in fault.place else fault.place
 
 
 def unexplained(wrong: Sequence[Reading]) -> list[str]:
-    """Say what is wrong in the first of these problems, for which no set of faults accounts."""
+    """Say what is wrong in the first of the problems ``wrong``, which no set of faults explains."""
     if not wrong:
         return []
     one = wrong[0]
