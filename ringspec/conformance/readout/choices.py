@@ -18,7 +18,7 @@ from ringspec.problem.model import Booleans, Integers
 # What a pass reads or writes at the token of a query (worker, query head, slot), and its use.
 OF_QUERIES = {
     "q": "the scores", "dy": "dp", "dv_dy": "dv", "dk_q": "dk", "lse_of": "the lse that a block uses",
-    "delta_dy": "the dy in delta", "delta_o": "the o in delta", "dq_to": "where dq is added",
+    "dlse_of": "the dlse that is subtracted from delta", "delta_dy": "the dy in delta", "delta_o": "the o in delta", "dq_to": "where dq is added",
     "result_of": "the row whose block result is merged into this row", "lse_row": "the row whose lse is returned",
     "o_row": "the row whose o is returned",
 }  # fmt: skip
@@ -60,6 +60,8 @@ DS_FORMS = (
     "p p (dp - delta)",
     "hidden pairs",
 )
+CAPS = ("right", "none", "before the scale", "not multiplied back", "not divided", "twice")
+CAP_SLOPES = ("right", "none", "of the capped score", "not squared", "capped score not divided")
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
     "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "not_home",
@@ -98,8 +100,9 @@ class Choices:
     Tokens, three slots each ('q.worker', 'q.head', 'q.slot'): those of OF_QUERIES and OF_KEYS.
     Pairs:    ``mask``  number of a pattern; ``value_mask``  pattern for the products with v and dy, -1: as ``mask``;
               ``hidden_score``  score of a hidden pair; ``times``  factor on the score;
+              ``cap``, ``cap_slope``  variant of the soft cap, and of its derivative;
               ``centred``  whether the mean over the block's keys is subtracted from the scores; ``count``  how often a pair is computed;
-              ``lse``, ``delta``  variant of the row constant in the backward pass; ``delta_times``, ``ds_times``  factors;
+              ``lse``, ``delta``  variant of the row constant in the backward pass; ``delta_times``, ``dlse_times``, ``ds_times``  factors;
               ``dq_form``, ``dk_form``, ``dv_form``  the matrix in the last product for dq, dk, dv;
               ``dq_count``, ``dk_count``, ``dv_count``  how often a share is added
     Rows:     ``merge``  how a block's result is merged into the running one
@@ -187,11 +190,14 @@ def right_choices(geometry: Geometry) -> Choices:
         "merge",
         "finish",
         "lse_out",
+        "cap",
+        "cap_slope",
     )
     factors = (
         "times",
         "count",
         "delta_times",
+        "dlse_times",
         "ds_times",
         "dq_count",
         "dk_count",

@@ -40,6 +40,9 @@ class Geometry:
     group: int
     scale: float
     forward_travels: str = "keys"
+    documents: tuple[int, ...] | None = None
+    softcap: float | None = None
+    dlse: bool = False
 
     @property
     def slots(self) -> int:
@@ -53,7 +56,7 @@ class Geometry:
     @property
     def sees_all(self) -> bool:
         """Whether no pair is masked."""
-        return not self.causal and self.window is None
+        return not self.causal and self.window is None and self.documents is None
 
     @property
     def run(self) -> int:

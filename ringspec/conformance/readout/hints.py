@@ -25,7 +25,7 @@ ROUTES = "look at where the gradient accumulators are sent, how often, and which
 HINTS = {
     MASKS: ("mask", "value_mask", "hidden_score"),
     LOOP: ("count",),
-    SCORES: ("times", "centred"),
+    SCORES: ("times", "centred", "cap", "cap_slope"),
     MERGING: (
         "merge",
         "started",
@@ -38,7 +38,7 @@ HINTS = {
         "l_of_group",
     ),
     ENDING: ("finish", "lse_out", "lse_row", "o_row", "o_times", "o_to", "o_tokens"),
-    STATISTICS: ("lse", "lse_of", "delta", "delta_o", "delta_dy", "delta_times"),
+    STATISTICS: ("lse", "lse_of", "delta", "delta_o", "delta_dy", "delta_times", "dlse_of", "dlse_times"),
     PRODUCTS: (
         "dv_dy",
         "dk_q",

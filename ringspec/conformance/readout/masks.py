@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -40,8 +41,18 @@ def number_of(pattern: Booleans, masks: Sequence[Mask]) -> int | None:
     return None
 
 
+def document_of(position: Integers, starts: Sequence[int]) -> Integers:
+    """Return the number of the document of each position; ``starts``: the first position of each document."""
+    return np.maximum(np.searchsorted(np.asarray(starts), position, "right") - 1, 0)
+
+
 def seen(
-    query: Integers, key: Integers, causal: bool, window: Window | None, reach: int = 0
+    query: Integers,
+    key: Integers,
+    causal: bool,
+    window: Window | None,
+    reach: int = 0,
+    documents: Sequence[int] | None = None,
 ) -> Booleans:
     """Return the pattern for the positions [a, b, n] that a block uses for its queries and keys.
 
@@ -57,47 +68,53 @@ def seen(
             pattern &= gap >= -left
         if right is not None:
             pattern &= gap <= right
+    if documents is not None:
+        of_q, of_k = document_of(query, documents), document_of(key, documents)
+        pattern &= of_q[:, :, None, :, None] == of_k[:, :, None, None, :]
     return pattern
 
 
 def every_mask(geometry: Geometry) -> Iterator[Mask]:
     W, n = geometry.workers, geometry.slots
     causal, window = geometry.causal, geometry.window
+    see = partial(seen, documents=geometry.documents)
     q = np.broadcast_to(geometry.position[:, None, :], (W, W, n))
     k = np.broadcast_to(geometry.position[None, :, :], (W, W, n))
     slot = np.broadcast_to(np.arange(n), (W, W, n))
-    right = seen(q, k, causal, window)
+    right = see(q, k, causal, window)
     yield Mask("", right)
     yield Mask("", np.zeros_like(right))
     if geometry.sees_all:
-        yield Mask("a causal mask is applied although the call has none", seen(q, k, True, None))
+        yield Mask("a causal mask is applied although the call has none", see(q, k, True, None))
         yield Mask(
             "a causal mask that compares slot numbers is applied although the call has none",
-            seen(slot, slot, True, None),
+            see(slot, slot, True, None),
         )
         return
     yield Mask("no pair is masked", np.ones_like(right))
     local = "the mask compares slot numbers within a worker, not global positions"
-    yield Mask(local, seen(slot, slot, causal, window))
+    yield Mask(local, see(slot, slot, causal, window))
     yield Mask("the mask is inverted", ~right)
     if causal:
         yield from causal_masks(geometry, q, k, slot)
     if window is not None:
         yield from window_masks(geometry, q, k, slot)
+    if geometry.documents is not None:
+        yield from document_masks(geometry, q, k, slot)
     yield from tile_masks(right, n)
     for name, table in believed(geometry).items():
         q_there = np.broadcast_to(table[:, None, :], (W, W, n))
         k_there = np.broadcast_to(table[None, :, :], (W, W, n))
         layout = f"of the layout {name}"
-        yield Mask(f"the mask uses positions {layout}", seen(q_there, k_there, causal, window))
-        yield Mask(f"the mask uses key positions {layout}", seen(q, k_there, causal, window))
-        yield Mask(f"the mask uses query positions {layout}", seen(q_there, k, causal, window))
+        yield Mask(f"the mask uses positions {layout}", see(q_there, k_there, causal, window))
+        yield Mask(f"the mask uses key positions {layout}", see(q, k_there, causal, window))
+        yield Mask(f"the mask uses query positions {layout}", see(q_there, k, causal, window))
     keys, queries = owners(geometry, "k"), owners(geometry, "q")
     for owner, table in keys.items():
-        pattern = seen(q, geometry.position[table], causal, window)
+        pattern = see(q, geometry.position[table], causal, window)
         yield Mask(f"the mask is the one for keys of {owner}", pattern, 1.5)
     for owner, table in queries.items():
-        pattern = seen(geometry.position[table], k, causal, window)
+        pattern = see(geometry.position[table], k, causal, window)
         yield Mask(f"the mask is the one for queries of {owner}", pattern, 1.5)
 
 
@@ -148,39 +165,40 @@ def owners(geometry: Geometry, side: str) -> dict[str, Integers]:
 
 def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
     window = geometry.window
+    see = partial(seen, documents=geometry.documents)
     a, b = np.indices((geometry.workers, geometry.workers))[..., None, None, None]
-    shape = seen(q, k, True, window).shape
+    shape = see(q, k, True, window).shape
     own = "the causal mask hides each query's own position (key < query)"
-    yield Mask(own, seen(q, k, True, window, -1))
+    yield Mask(own, see(q, k, True, window, -1))
     yield Mask(
-        "the causal mask shows one key too many (key <= query + 1)", seen(q, k, True, window, 1)
+        "the causal mask shows one key too many (key <= query + 1)", see(q, k, True, window, 1)
     )
-    yield Mask("the causal mask is reversed (key >= query)", seen(-q, -k, True, window))
-    yield Mask("the causal mask is reversed (key > query)", seen(-q, -k, True, window, -1))
+    yield Mask("the causal mask is reversed (key >= query)", see(-q, -k, True, window))
+    yield Mask("the causal mask is reversed (key > query)", see(-q, -k, True, window, -1))
     strict = "the causal mask compares slot numbers strictly (slot of key < slot of query)"
-    yield Mask(strict, seen(slot, slot, True, None, -1))
+    yield Mask(strict, see(slot, slot, True, None, -1))
     yield Mask(
         "the causal mask compares slot numbers and shows one key too many",
-        seen(slot, slot, True, None, 1),
+        see(slot, slot, True, None, 1),
     )
     for sign, table in (("<=", b <= a), ("<", b < a)):
         words = f"the causal mask compares only worker numbers (key's worker {sign} query's)"
         yield Mask(words, np.broadcast_to(table, shape), 1.5)
-    yield Mask("query positions lack the worker's offset", seen(slot, k, True, window))
-    yield Mask("key positions lack the worker's offset", seen(q, slot, True, window))
+    yield Mask("query positions lack the worker's offset", see(slot, k, True, window))
+    yield Mask("key positions lack the worker's offset", see(q, slot, True, window))
     half = geometry.slots // 2
     if half:
         tile = "the causal mask compares slot numbers counted within half a block"
-        yield Mask(tile, seen(slot % half, slot % half, True, None))
+        yield Mask(tile, see(slot % half, slot % half, True, None))
     if geometry.layout == "zigzag":
         for of, positions in (("key", k), ("query", q)):
             for number, which in enumerate(("first", "second")):
                 for by, words in ((half, "later"), (-half, "earlier")):
                     moved_by = positions + by * ((slot >= half) == number)
                     pattern = (
-                        seen(q, moved_by, True, window)
+                        see(q, moved_by, True, window)
                         if of == "key"
-                        else seen(moved_by, k, True, window)
+                        else see(moved_by, k, True, window)
                     )
                     yield Mask(
                         f"{of} positions of the {which} chunk are one chunk too {words}", pattern
@@ -189,7 +207,7 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
         second_queries = np.broadcast_to(second[:, None], shape)
         first_keys = np.broadcast_to(~second[None, :], shape)
         swapped = np.where(
-            b < a, second_queries, np.where(b > a, first_keys, seen(q, k, True, window))
+            b < a, second_queries, np.where(b > a, first_keys, see(q, k, True, window))
         )
         yield Mask(
             "the masks for keys of an earlier and of a later zigzag worker are swapped", swapped
@@ -198,15 +216,16 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
 
 def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
     assert geometry.window is not None
+    see = partial(seen, documents=geometry.documents)
     causal, (left, right) = geometry.causal, geometry.window
     if not causal:
-        yield Mask("a causal mask is applied besides the window", seen(q, k, True, geometry.window))
+        yield Mask("a causal mask is applied besides the window", see(q, k, True, geometry.window))
     if causal:
-        yield Mask("the window is ignored", seen(q, k, True, None))
+        yield Mask("the window is ignored", see(q, k, True, None))
         yield Mask(
-            "the causal mask is ignored and the window kept", seen(q, k, False, geometry.window)
+            "the causal mask is ignored and the window kept", see(q, k, False, geometry.window)
         )
-    local = seen(q, k, causal, None) & seen(slot, slot, False, geometry.window)
+    local = see(q, k, causal, None) & see(slot, slot, False, geometry.window)
     yield Mask("the window compares slot numbers within a worker", local)
     for where, more_left, more_right in (
         ("on the left", 1, 0),
@@ -215,17 +234,52 @@ def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
     ):
         for words, sign in (("wide", 1), ("narrow", -1)):
             changed = moved(left, sign * more_left), moved(right, sign * more_right)
-            yield Mask(f"the window is one key too {words} {where}", seen(q, k, causal, changed))
-    yield Mask("the two sides of the window are swapped", seen(q, k, causal, (right, left)))
-    yield Mask("the left side of the window is ignored", seen(q, k, causal, (None, right)))
-    yield Mask("the right side of the window is ignored", seen(q, k, causal, (left, None)))
+            yield Mask(f"the window is one key too {words} {where}", see(q, k, causal, changed))
+    yield Mask("the two sides of the window are swapped", see(q, k, causal, (right, left)))
+    yield Mask("the left side of the window is ignored", see(q, k, causal, (None, right)))
+    yield Mask("the right side of the window is ignored", see(q, k, causal, (left, None)))
     if left is not None:
         yield Mask(
-            "the left side of the window is half as wide", seen(q, k, causal, (left // 2, right))
+            "the left side of the window is half as wide", see(q, k, causal, (left // 2, right))
         )
         yield Mask(
-            "the left side of the window is twice as wide", seen(q, k, causal, (2 * left, right))
+            "the left side of the window is twice as wide", see(q, k, causal, (2 * left, right))
         )
+
+
+def document_masks(
+    geometry: Geometry, q: Integers, k: Integers, slot: Integers
+) -> Iterator[Mask]:
+    """Yield masks that treat the boundaries of documents wrongly."""
+    starts = geometry.documents
+    assert starts is not None
+    alone = seen(q, k, geometry.causal, geometry.window)  # as if there were one document
+    of_q, of_k = document_of(q, starts), document_of(k, starts)
+
+    def within(of_q: Integers, of_k: Integers) -> Booleans:
+        return alone & (of_q[:, :, None, :, None] == of_k[:, :, None, None, :])
+
+    yield Mask("documents are ignored", alone)
+    local = document_of(slot, starts)
+    words = "the boundaries of documents are compared with slot numbers within a worker"
+    yield Mask(words, within(local, local))
+    numbered = (x - x.min(axis=2, keepdims=True) for x in (of_q, of_k))
+    yield Mask("documents are numbered within each worker", within(*numbered))
+    for by, words in ((1, "late"), (-1, "early")):
+        moved_starts = tuple(x + by for x in starts)
+        late = within(document_of(q, moved_starts), document_of(k, moved_starts))
+        yield Mask(f"documents begin one token too {words}", late)
+    q_inside, k_inside = (x - np.asarray(starts)[document_of(x, starts)] for x in (q, k))
+    words = "positions are counted within documents, whose boundaries are ignored"
+    yield Mask(words, seen(q_inside, k_inside, geometry.causal, geometry.window))
+    first = (of_k == 0)[:, :, None, None, :]
+    words = "the keys of the first document are visible to all documents"
+    yield Mask(words, within(of_q, of_k) | (alone & first))
+    q_first, k_first = (np.broadcast_to(x[:, :, :1], x.shape) for x in (of_q, of_k))
+    words = "in each block count as of the document of the first"
+    yield Mask(f"all queries {words}", within(q_first, of_k))
+    yield Mask(f"all keys {words}", within(of_q, k_first))
+    yield Mask(f"all queries and keys {words}", within(q_first, k_first))
 
 
 def moved(side: int | None, by: int) -> int | None:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from ringspec.conformance.readout.choices import (
+    CAP_SLOPES,
+    CAPS,
     DELTAS,
     DS_FORMS,
     DV_FORMS,
@@ -36,22 +38,23 @@ OF_SCORES = (
     *components("k"),
     "centred",
     "times",
+    "cap",
     "mask",
     "hidden_score",
     "count",
 )
 OF_CORE = (
     *OF_SCORES, *components("dy"), *components("v"), *components("lse_of"), *components("delta_dy"),
-    *components("delta_o"), "lse", "delta", "delta_times", "dy_ones",
+    *components("delta_o"), "lse", "delta", "delta_times", "dy_ones", "dlse_times", *components("dlse_of"),
 )  # fmt: skip
 OF_DV = (
     *components("dv_dy"), *components("dv_to"), "dv_form", "dv_count", "value_mask", "ds_times", "turned", "adds", "uncleared", "mask",
 )  # fmt: skip
 OF_DQ = (
-    *components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds", "uncleared", "dq_of_group",
+    *components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds", "uncleared", "dq_of_group", "cap_slope",
 )  # fmt: skip
 OF_DK = (
-    *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds", "uncleared",
+    *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds", "uncleared", "cap_slope",
 )  # fmt: skip
 OF_WEIGHTS = (*OF_SCORES, *components("result_of"), "value_mask", "l_of_group", "tiles")
 
@@ -151,10 +154,36 @@ class Model:
             s = self.s[self.index(c, "q"), self.index(c, "k")]
             if c["centred"].any():
                 s = np.where(c["centred"], s - s.mean(axis=4, keepdims=True), s)
-            s = np.where(self.shown(c["mask"]), c["times"] * s, c["hidden_score"])
+            s = self.capped(c["times"] * s, c["cap"])
+            s = np.where(self.shown(c["mask"]), s, c["hidden_score"])
             return np.where(c["count"] != 0, s, -np.inf)
 
         return np.asarray(self.once("scores", [c[x] for x in OF_SCORES], compute))
+
+    def capped(self, s: Array, form: Integers) -> Array:
+        """Return scores under the soft cap, in the form that ``form`` numbers."""
+        cap, scale = self.geometry.softcap, self.geometry.scale
+        if cap is None:
+            return s
+        once = cap * np.tanh(s / cap)
+        of = {
+            "right": once, "none": s, "before the scale": cap * scale * np.tanh(s / scale / cap),
+            "not multiplied back": np.tanh(s / cap), "not divided": cap * np.tanh(s), "twice": cap * np.tanh(once / cap),
+        }  # fmt: skip
+        return chosen(form, CAPS, of)
+
+    def slope(self, c: Choices) -> Array | float:
+        """Return the derivative of the soft cap as dS is multiplied by it; 1 without a soft cap."""
+        cap = self.geometry.softcap
+        if cap is None:
+            return 1.0
+        s = c["times"] * self.s[self.index(c, "q"), self.index(c, "k")]
+        t = np.tanh(s / cap)
+        of = {
+            "right": 1 - t**2, "none": np.ones_like(t), "of the capped score": 1 - np.tanh(t) ** 2,
+            "not squared": 1 - t, "capped score not divided": 1 - (cap * t) ** 2,
+        }  # fmt: skip
+        return chosen(c["cap_slope"], CAP_SLOPES, of)
 
     def shown(self, mask: Integers) -> Booleans:
         """Return the pattern that ``mask`` selects, by number, for each pair."""
@@ -507,11 +536,14 @@ class Model:
             # A row that saw no key in the forward pass has no p.
             p = np.where(np.isneginf(s) | np.isneginf(used), 0.0, np.exp(s - used))
             d = c["delta_times"] * self.row_delta(c, p, g, forward, delta, used)
+            if self.pairs.dlse is not None:
+                d = d - c["dlse_times"] * self.pairs.dlse.reshape(-1)[self.index(c, "dlse_of")]
             return s, p * c["count"], g, d, used
 
     def ds_of(self, form: Integers, c: Choices, p: Array, g: Array, d: Array, used: Array) -> Array:
         """Return dS in the form that ``form`` numbers."""
-        ds = c["ds_times"] * p * (g - d)
+        slope = self.slope(c)
+        ds = c["ds_times"] * p * (g - d) * slope
         if not form.any():
             return np.asarray(ds)
         computed = self.shown(c["mask"]).any(axis=(3, 4), keepdims=True) & (c["count"] != 0)
@@ -527,7 +559,7 @@ class Model:
             with np.errstate(over="ignore"):
                 of["hidden pairs"] = np.exp(free - used) * c["count"] * (g - d) * computed
         return chosen(
-            form, DS_FORMS, {name: c["ds_times"] * x for name, x in of.items()} | {"right": ds}
+            form, DS_FORMS, {name: c["ds_times"] * x * slope for name, x in of.items()} | {"right": ds}
         )
 
     def for_dv(self, c: Choices, s: Array, p: Array, g: Array, d: Array, used: Array) -> Array:

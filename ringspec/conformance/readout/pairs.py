@@ -36,11 +36,15 @@ ELSEWHERE = 0.6180339887498949
 
 @dataclass(frozen=True)
 class Pairs:
-    """The matrices of a problem, [Hkv, a, b, h, i, j]: ``s``, scores, and ``g``, <dy, v>, with each key head."""
+    """The matrices of a problem, [Hkv, a, b, h, i, j]: ``s``, scores, and ``g``, <dy, v>, with each key head.
+
+    ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none.
+    """
 
     geometry: Geometry
     s: Array
     g: Array
+    dlse: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
 
     grid, offset = below(LEVELS, "grid", *shape), below(OFFSETS, "offset", *shape[:5], 1)
     g = (below(2 * EIGHTHS + 1, "g", *shape) - EIGHTHS) / 8
-    return Pairs(geometry, (unit * (grid + offset)).astype(np.float64), g.astype(np.float64))
+    s = (unit * (grid + offset)).astype(np.float64)
+    dlse = (below(2 * EIGHTHS + 1, "dlse", W, H, n) - EIGHTHS) / 8 if geometry.dlse else None
+    return Pairs(geometry, s, g.astype(np.float64), dlse)
 
 
 def inputs_of(pairs: Pairs, dim: int) -> dict[str, Array]:

@@ -28,7 +28,9 @@ from ringspec.vectors.catalogue import build
 from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 
 MOST, MOST_WINDOWS = 6, 2
-CAUSAL, WINDOWS = ("causal", "window"), ("window", "band")
+CAUSAL, WINDOWS = ("causal", "window", "documents", "softcap", "dlse"), ("window", "band")
+FEATURES = ("softcap", "dlse")
+SOFTCAP = 4.5  # the largest scores are 6
 WORKERS, SLOTS, MOST_SLOTS = 3, 8, 16
 WINDOW = (5, 2)  # beside a causal mask; without one, by layout:
 BANDS = {"contiguous": (5, 2), "zigzag": (5, 0), "striped": (5, 2)}
@@ -85,6 +87,10 @@ def usual_settings() -> Iterator[Setting]:
     for layout in LAYOUTS:
         yield Setting("window", layout, "")
         yield Setting("band", layout, "")
+    for layout in LAYOUTS:
+        yield Setting("documents", layout, "")
+    yield Setting("softcap", LAYOUTS[0], "")
+    yield Setting("dlse", LAYOUTS[0], "")
 
 
 def other_settings() -> Iterator[Setting]:
@@ -155,10 +161,20 @@ def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
         else:
             reasons.append(made)
     last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
-    windows = [one for one in found if one.pairs.geometry.window is not None]
-    others = [one for one in found if one.pairs.geometry.window is None]
+    windows, packed, capped, of_dlse, others = (
+        [one for one in found if group_of(one.pairs.geometry) == name]
+        for name in ("window", "documents", "softcap", "dlse", "")
+    )
+    last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
     chosen = [*others[: MOST - min(len(windows), MOST_WINDOWS)], *windows][:MOST]
-    return chosen, "" if found else f"it needs {last}"
+    return [*chosen, *packed[:1], *capped, *of_dlse], "" if found else f"it needs {last}"
+
+
+def group_of(geometry: Geometry) -> str:
+    """Return what a problem is about besides the ring: 'window', 'documents', 'softcap', 'dlse' or ''."""
+    of = {"window": geometry.window, "documents": geometry.documents, "softcap": geometry.softcap}
+    found = [name for name, value in of.items() if value is not None]
+    return next(iter([*found, *(["dlse"] if geometry.dlse else [])]), "")
 
 
 @lru_cache(maxsize=64)
@@ -181,6 +197,10 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         f"layout {setting.layout}": setting.layout not in claims.layouts,
         "mask causal": setting.mask in CAUSAL and "causal" not in claims.masks,
         "mask window": setting.mask in WINDOWS and "window" not in claims.masks,
+        "mask documents": setting.mask == "documents" and "documents" not in claims.masks,
+        f"feature {setting.mask}": setting.mask in FEATURES and setting.mask not in claims.features,
+        "a backward pass (operation ring-backward)": setting.mask == "dlse"
+        and "ring-backward" not in claims.operations,
         "a call without a causal mask": setting.mask not in CAUSAL and claims.only_causal,
         "no other layout, which is read without a mask": setting.mask == "full"
         and setting.layout != LAYOUTS[0]
@@ -270,10 +290,17 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
     geometry = Geometry(
         workers, circulation, direction, layout, table, causal, window, heads, group, shape.dim**-0.5
     )  # fmt: skip
+    starts = documents(geometry.tokens) if setting.mask == "documents" else None
+    softcap = SOFTCAP if setting.mask == "softcap" else None
+    geometry = dataclasses.replace(geometry, documents=starts, softcap=softcap, dlse=setting.mask == "dlse")
     pairs = pairs_of(geometry)
     terms: dict[str, Any] = {"causal": True} if causal else {}
     if window is not None:
         terms["window"] = window
+    if starts is not None:
+        terms["cu_seqlens"] = (*starts, geometry.tokens)
+    if softcap is not None:
+        terms["softcap"] = softcap
 
     def asked(id: str, dim: int, inputs: Mapping[str, Array] | None, spread: int = 1) -> Asked:
         """Return a case and its call, with inputs [W, heads, n, dim]; None: random inputs.
@@ -287,6 +314,9 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
         given: dict[str, Any] = {}
         if spread == 1:
             given = {name: TensorRecipe("values", values=x.tolist()) for name, x in whole.items()}
+        if pairs.dlse is not None:
+            chosen = in_order(pairs.dlse[..., None], order)[..., 0].tolist()
+            given["dlse"] = TensorRecipe("values", values=chosen) if inputs else True
         dtype, tokens = DTYPES[storage], workers * slots
         dense = build.case(
             id, REASON, "", S=tokens, H=heads, Hkv=heads // group, D=dim, dtype=dtype, **given, **terms
@@ -320,6 +350,11 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
         large[0][0].requires,
         spread,
     )
+
+
+def documents(tokens: int) -> tuple[int, ...]:
+    """Return the first tokens of three documents, of which two lie on several workers."""
+    return 0, 5 * tokens // 24, 14 * tokens // 24
 
 
 def inputs_in(call: Call) -> dict[str, Array]:

@@ -219,6 +219,8 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
     k, v = (np.repeat(x, geometry.group, axis=1) for x in (k, v))
     p, g = forward.weights, np.abs(model.of_heads("g"))
     ds = p * (g + (p * g).sum(axis=(1, 4))[:, None, ..., None])
+    if pairs.dlse is not None:
+        ds = ds + p * np.abs(pairs.dlse)[:, None, ..., None]
     per_head = {
         "dk": geometry.scale * np.einsum("abhij,ahid->bhjd", ds, q),
         "dv": np.einsum("abhij,ahid->bhjd", p, dy),

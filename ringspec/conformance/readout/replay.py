@@ -38,8 +38,8 @@ from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.recipes import RECIPES
 
-TENSORS = {"q", "k", "v", "dy", "segments_q", "segments_k"}
-TERMS = {"scale", "causal", "window", "cu_seqlens"}
+TENSORS = {"q", "k", "v", "dy", "dlse", "segments_q", "segments_k"}
+TERMS = {"scale", "causal", "window", "cu_seqlens", "softcap"}
 NOT_LINEAR = ("dy_ones", "exchanged")  # choices that are not followed here
 NEARER = 0.25  # of the distance from the correct results, in each tensor
 MOST_PAIRS = 1 << 18  # B * H * Sq * Sk
@@ -59,6 +59,7 @@ class Given:
     v: Array
     dy: Array | None
     also: Booleans
+    dlse: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -170,13 +171,13 @@ def expressible(call: Call) -> bool:
 
 def given_of(call: Call, entry: int, travels: str) -> Given:
     """One batch entry of a call that is expressible; ``travels``: 'keys' or 'queries', in the forward."""
-    q, k, v, dy = (
+    q, k, v, dy, dlse = (
         np.stack([load(x)[entry] for x in call.tensors[name]]) if name in call.tensors else None
-        for name in ("q", "k", "v", "dy")
+        for name in ("q", "k", "v", "dy", "dlse")
     )
     assert q is not None and k is not None and v is not None
     assert call.position_q is not None
-    terms = call.terms
+    terms, starts = call.terms, documents_of(call)
     geometry = Geometry(
         call.workers,
         call.circulation,
@@ -189,8 +190,19 @@ def given_of(call: Call, entry: int, travels: str) -> Given:
         q.shape[1] // k.shape[1],
         float(terms["scale"]),
         travels,
+        starts,
+        terms.get("softcap"),
+        "dlse" in call.tensors,
     )
-    return Given(geometry, q, k, v, dy, same_document(call, entry))
+    return Given(geometry, q, k, v, dy, same_document(call, entry), dlse)
+
+
+def documents_of(call: Call) -> tuple[int, ...] | None:
+    """Return the first position of each document; None if there are none, or if positions do not number the tokens."""
+    assert call.index_q is not None and call.position_q is not None
+    if "cu_seqlens" not in call.terms or not np.array_equal(call.index_q, call.position_q[:, 0]):
+        return None
+    return tuple(int(x) for x in call.terms["cu_seqlens"][:-1])
 
 
 def same_document(call: Call, entry: int) -> Booleans:
@@ -198,7 +210,7 @@ def same_document(call: Call, entry: int) -> Booleans:
     assert call.index_q is not None
     workers, slots = call.index_q.shape
     same = np.ones((workers, workers, 1, slots, slots), dtype=bool)
-    if "cu_seqlens" in call.terms:
+    if "cu_seqlens" in call.terms and documents_of(call) is None:
         document = np.searchsorted(np.asarray(call.terms["cu_seqlens"]), call.index_q, "right")
         same &= pairwise(document, document)
     if "segments_q" in call.tensors:
@@ -262,7 +274,7 @@ def pairs_of_call(given: Given) -> Pairs:
     """S and G [Hkv, a, b, h, i, j]: of each query head with each key head."""
     s = given.geometry.scale * np.einsum("ahid,bcjd->cabhij", given.q, given.k)
     dy = np.zeros_like(given.q[..., : given.v.shape[3]]) if given.dy is None else given.dy
-    return Pairs(given.geometry, s, np.einsum("ahid,bcjd->cabhij", dy, given.v))
+    return Pairs(given.geometry, s, np.einsum("ahid,bcjd->cabhij", dy, given.v), given.dlse)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ LANDING = {
     "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
 }  # fmt: skip
 CARRIED = (
-    *components("q"), *components("k"), *components("v"), "mask", "times", "count", "hidden_score",
+    *components("q"), *components("k"), *components("v"), "mask", "times", "cap", "count", "hidden_score",
 )  # fmt: skip
 
 
@@ -695,7 +695,7 @@ CHANGED_BY = {
     "dv_dy": ("P",), "dv_to": ("P",), "dv_count": ("P",), "dv_form": ("P",), "value_mask": ("P",),
     "dq_to": BOTH[:1], "dq_k": BOTH[:1], "dq_count": BOTH[:1], "dq_form": BOTH[:1],
     "dk_q": BOTH[1:], "dk_to": BOTH[1:], "dk_count": BOTH[1:], "dk_form": BOTH[1:],
-    "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH,
+    "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH, "cap_slope": BOTH, "dlse_of": BOTH, "dlse_times": BOTH,
     "exchanged": ("P", "dS of dk"), "dq_of_group": BOTH[:1],
 }  # fmt: skip
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from ringspec.conformance.readout import merges
 from ringspec.conformance.readout.choices import (
+    CAP_SLOPES,
+    CAPS,
     DELTAS,
     DS_FORMS,
     DV_FORMS,
@@ -30,7 +32,7 @@ from ringspec.conformance.readout.sources import Source, sources
 # Slots of what both kernels of a backward compute: p, dp and dS.
 OF_BOTH = {
     "q", "k", "v", "dy", "mask", "centred", "hidden_score", "times", "count", "lse", "lse_of", "delta", "delta_dy", "delta_o",
-    "delta_times", "ds_times",
+    "delta_times", "ds_times", "dlse_of", "dlse_times",
 }  # fmt: skip
 
 
@@ -139,6 +141,21 @@ def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
     ]
 
 
+CAP_WORDS = {
+    "none": "the soft cap is not applied",
+    "before the scale": "the soft cap is applied before the scale",
+    "not multiplied back": "scores are tanh(s / cap), not multiplied by the cap",
+    "not divided": "scores are cap tanh(s), with s not divided by the cap",
+    "twice": "the soft cap is applied twice",
+}
+CAP_SLOPE_WORDS = {
+    "none": "dS lacks the derivative of the soft cap",
+    "of the capped score": "the derivative of the soft cap is taken at the capped score",
+    "not squared": "the derivative of the soft cap is 1 - tanh(s / cap), not 1 - tanh(s / cap)^2",
+    "capped score not divided": "the derivative of the soft cap is 1 - s^2 with the capped score s, not divided by the cap",
+}
+
+
 def block_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
@@ -164,6 +181,12 @@ def block_kinds(
             yield Kind(f"scores are {words}", (("times", value),))
     words = "each block's mean over its keys is subtracted from the scores"
     yield Kind(words, (("centred", True),), 1.2)
+    if geometry.softcap is not None:
+        for name, words in CAP_WORDS.items():
+            yield Kind(words, (("cap", CAPS.index(name)),), 0.95)
+        if not geometry.sees_all:
+            words = "hidden pairs get the score -cap (they are masked before the soft cap)"
+            yield Kind(words, (("hidden_score", -geometry.softcap),), 1.0)
     yield Kind("all scores are 0", (("times", 0.0),), 1.2)
     step = geometry.steps(phase)[:, :, None, None, None]
     yield Kind(
@@ -466,6 +489,13 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         yield Kind(words, (("delta", DELTAS.index(name)),))
     yield from operand_kinds(geometry, "backward", masks, distinct)
     yield from product_kinds(geometry)
+    if geometry.softcap is not None:
+        for name, words in CAP_SLOPE_WORDS.items():
+            yield Kind(words, (("cap_slope", CAP_SLOPES.index(name)),), 0.95)
+        both = (("cap", CAPS.index("none")), ("cap_slope", CAP_SLOPES.index("none")))
+        yield Kind("the soft cap and its derivative are left out", both, 1.0)
+    if geometry.dlse:
+        yield from dlse_kinds(geometry, distinct)
     yield from goal_kinds(geometry, distinct)
     for words, value in factors(geometry, distinct):
         yield Kind(f"delta is {words}", (("delta_times", value),), 1.1)
@@ -492,6 +522,19 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         for names in (("dq",), ("dk",), ("dv",), ("dk", "dv")):
             held = f"the accumulated {listing(names)} {'is' if len(names) == 1 else 'are'} {words} again in every later step"
             yield Kind(held, at_counts(names, factor**later), 1.2)
+
+
+def dlse_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the faults of using dlse, the gradient that arrives for lse."""
+    yield Kind("dlse is left out", (("dlse_times", 0.0),), 0.95)
+    yield Kind(
+        "dlse is added to delta, not subtracted from it", (("dlse_times", -1.0),), 0.95
+    )
+    for words, value in factors(geometry, distinct):
+        if value != -1:
+            yield Kind(f"dlse is {words}", (("dlse_times", value),), 1.0)
+    for source in sources(geometry, "backward", "q", distinct):
+        yield Operand("dlse", ("dlse_of",)).taken(source)
 
 
 GRADIENTS = (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk"), ("dq", "dk", "dv"))
