@@ -1,7 +1,13 @@
 """Every choice that a ring makes, as data: the correct choices, and how to change one of them somewhere.
 
-A choice made for each pair has the axes [a, b, h, i, j] (query i of worker a, key j of worker b, head h); an axis of
-length 1 stands for all. A choice made for each row of a worker has the axes [a, 1, h, i, 1].
+A *pair* [a, b, h, i, j] is query i of worker a with key j of worker b in query head h. A choice that is made for each
+pair is an array with these axes. A choice that is made for each query has the axes [a, 1, h, i, 1]. An axis of length 1
+stands for equal entries.
+
+A *block* [a, b] contains all pairs of two workers. Its *result* is its part of o, with the row maximum m and the row
+sum l. A *share* is what one pair adds to a row of dq, dk or dv. The parameter ``slot`` is the name of a choice; the
+slot of a token is its place on its worker. A backward pass may consist of two KERNELS, one for dq, and one for dk and
+dv.
 """
 
 from __future__ import annotations
@@ -15,21 +21,22 @@ import numpy as np
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.problem.model import Booleans, Integers
 
-# What a pass reads or writes at the token of a query (worker, query head, slot), and its use.
+# What a pass reads or writes at the token of a query (worker, query head, slot), and what it is used for.
 OF_QUERIES = {
     "q": "the scores", "dy": "dp", "dv_dy": "dv", "dk_q": "dk", "lse_of": "the lse that a block uses",
     "dlse_of": "the dlse that is subtracted from delta", "delta_dy": "the dy in delta", "delta_o": "the o in delta", "dq_to": "where dq is added",
     "result_of": "the row whose block result is merged into this row", "lse_row": "the row whose lse is returned",
     "o_row": "the row whose o is returned",
 }  # fmt: skip
-# The same by the token of a key (worker, key head, slot).
+# The same for the token of a key (worker, key head, slot).
 OF_KEYS = {
     "k": "the scores", "v": "o, and dp", "dq_k": "dq", "dk_to": "where dk is added", "dv_to": "where dv is added",
 }  # fmt: skip
 COMPONENTS = ("worker", "head", "slot")
-KERNELS = ("dq", "dk and dv")  # which many backwards compute apart, each with its own masks and p
+# Many backward passes compute these gradients in two kernels, each with its own masks and p.
+KERNELS = ("dq", "dk and dv")
 
-# The numbered variants of some choices; the correct one is number 0.
+# The values of some choices, which are numbered; the correct one is number 0.
 FINISHES = (
     "right", "not divided", "divided twice", "divided by the last block's l", "before the last merge",
     "divided by the first block's l", "multiplied by l", "divided by l before the last merge",
@@ -70,10 +77,11 @@ OF_ALL = (
 
 @dataclass(frozen=True)
 class Tiles:
-    """A wrong ``merge`` of the tiles of ``size`` keys into which a kernel divides a block.
+    """A wrong way of merging the tiles, of ``size`` keys each, into which a kernel divides a block.
 
-    ``through``: tiles are merged into the state that travels on to the next step; otherwise each block begins anew.
-    ``own``: only the block of a worker's own keys (step 0) is divided.
+    ``merge``: the name of the mistake. ``through``: the tiles of all blocks are merged into one running state;
+    otherwise each block begins with an empty state. ``own``: only the block of a worker with its own keys (step 0) is
+    divided.
     """
 
     size: int
@@ -82,7 +90,7 @@ class Tiles:
     own: bool = False
 
     def of(self, geometry: Geometry, step: int = 0) -> list[slice]:
-        """Return the keys of each tile of a block."""
+        """Return the keys of each tile of a block, as slices."""
         if self.own and step > 0:
             return [slice(0, geometry.slots)]
         starts = range(0, geometry.slots, geometry.run)
@@ -95,29 +103,43 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Choices:
-    """All choices of a ring: ``of`` maps the name of each choice (its slot) to the value for every pair, row or worker.
+    """All choices of a ring: ``of`` maps the name of each choice to its values.
 
-    Tokens, three slots each ('q.worker', 'q.head', 'q.slot'): those of OF_QUERIES and OF_KEYS.
-    Pairs:    ``mask``  number of a pattern; ``value_mask``  pattern for the products with v and dy, -1: as ``mask``;
-              ``hidden_score``  score of a hidden pair; ``times``  factor on the score;
-              ``cap``, ``cap_slope``  variant of the soft cap, and of its derivative;
-              ``centred``  whether the mean over the block's keys is subtracted from the scores; ``count``  how often a pair is computed;
-              ``lse``, ``delta``  variant of the row constant in the backward pass; ``delta_times``, ``dlse_times``, ``ds_times``  factors;
-              ``dq_form``, ``dk_form``, ``dv_form``  the matrix in the last product for dq, dk, dv;
-              ``dq_count``, ``dk_count``, ``dv_count``  how often a share is added
-    Rows:     ``merge``  how a block's result is merged into the running one
-    Workers:  ``o_to``, [a]  worker that stores the results; ``o_times``  factor on o; ``finish``, ``lse_out``  how o and lse
-              are completed; ``exchanged``  whether dk and dv are exchanged
-    All:      ``o_tokens``  layout by which the tokens of o are put in order; ``stays``  which of 'l', 'm', 'o' a Q ring does
-              not send, 'n': the running lse; ``not_home``  which of 'l' and 'm' it does not send on its last hop;
-              ``resets``  which of 'l', 'm', 'o' is 0 on arrival, and whether it is 0 on arrival at home; ``hidden_merge``  whether blocks without a visible
-              pair are merged; ``started``  whether the running softmax starts with l = 1; ``dy_ones``  whether dy is 1
-              everywhere; ``adds``  gradients that a hop adds to what the receiver has sent on;
-              ``uncleared``  gradients of a block whose buffer is not cleared, and after how many steps it is used again;
-              ``tiles``  :class:`Tiles` that are merged wrongly; None if tiles of keys are merged correctly;
-              ``l_of_group``  whether the row sum of a block is taken over all query heads of a key head;
-              ``dq_of_group``  whether dS is summed over the query heads of a key head before the product for dq;
-              ``turned``  bits: dS is not transposed for dk (1), P is not transposed for dv (2)
+        Each use of a token takes three choices, the token's worker, head and slot: 'q.worker', 'q.head', 'q.slot'. The uses
+        are listed in OF_QUERIES and OF_KEYS.
+
+        For each pair or block:
+        ``mask``: the number of a mask. ``value_mask``: the same for the products with v and dy; -1 is the mask in ``mask``.
+        ``hidden_score``: the score of a masked pair. ``times``: a factor on the score.
+        ``centred``: whether the mean over the block's keys is subtracted from the scores.
+        ``count``: how often the pair is counted.
+        ``lse``, ``delta``: what the backward pass takes for lse and delta, as numbers in LSES and DELTAS.
+        ``delta_times``, ``dlse_times``, ``ds_times``: factors on delta, dlse and dS.
+    ``cap``, ``cap_slope``: the form of the soft cap and of its derivative, as numbers in CAPS and CAP_SLOPES.
+        ``dq_form``, ``dk_form``, ``dv_form``: the matrix in each gradient's product, as numbers in DS_FORMS and DV_FORMS.
+        ``dq_count``, ``dk_count``, ``dv_count``: how often a share is added to each gradient.
+        ``merge``: how a block's result is merged into the running one, as a number in MERGES.
+
+        For each query or worker:
+        ``o_to`` [a]: the worker that stores o and lse. ``o_times``: a factor on o.
+        ``finish``, ``lse_out``: how the final o and lse are computed, as numbers in FINISHES and LSES_GIVEN.
+        ``exchanged``: whether dk and dv are exchanged.
+
+        For the whole ring:
+        ``o_tokens``: the number of the layout by which the tokens of o are put back in order.
+        ``stays``: which of 'l', 'm', 'o' and 'n' (the running lse) are not sent with the queries, if queries travel.
+        ``not_home``: which of 'l' and 'm' are not sent with the queries on their last hop, back to their own worker.
+        ``resets``: which of 'l', 'm' or 'o' becomes 0 when queries arrive, and whether it does so after the last hop, too.
+        ``hidden_merge``: whether blocks without a visible pair are merged.
+        ``started``: whether the running softmax starts with l = 1.
+        ``dy_ones``: whether dy is taken as 1 everywhere.
+        ``adds``: the gradients that each hop adds to what the receiving worker has already sent on.
+        ``uncleared``: the gradients whose buffers are not cleared; then 'steps' and the number of steps after which a
+        buffer is used again, or 'tiles' and the size of a tile.
+        ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.
+        ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
+        ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
+        ``turned``: 1 if dS is not transposed for dk, 2 if P is not transposed for dv, 3 for both.
     """
 
     of: Mapping[str, Any]
@@ -126,9 +148,9 @@ class Choices:
         return self.of[slot]
 
     def with_value(self, slot: str, where: Booleans, value: Any, only: str = "") -> Choices:
-        """The same choices but ``value`` in the slot where ``where``, [a, b, h, i, j].
+        """Return the same choices, but with ``value`` in the choice ``slot`` at the pairs ``where`` [a, b, h, i, j].
 
-        ``only``: one of KERNELS, for a backward that computes dq apart from dk and dv; '' is both.
+        ``only``: the one of KERNELS for which the choice changes; '' changes it for both.
         """
         changed = {}
         for kernel in (only,) if only else ("", *KERNELS):
@@ -144,29 +166,29 @@ class Choices:
         return Choices({**self.of, **own}) if own else self
 
     def taking(self, slots: Iterable[str], other: Choices) -> Choices:
-        """Return the same choices except those of ``other`` in ``slots``."""
+        """Return the same choices, but take those named in ``slots`` from ``other``."""
         return Choices({**self.of, **{slot: other[slot] for slot in slots}})
 
 
 def of_kernel(kernel: str, slot: str) -> str:
-    """Return the name of a slot in which one of KERNELS has its own value."""
+    """Return the name under which a choice is stored if one of KERNELS has its own value."""
     return f"{kernel}: {slot}" if kernel else slot
 
 
 def replaced(old: Any, slot: str, where: Booleans, value: Any) -> Any:
-    """Return the ``old`` value of a slot, changed to ``value`` at the pairs ``where``."""
+    """Return the value ``old`` of a choice, changed to ``value`` at the pairs ``where``."""
     if slot in OF_ALL or where.all():
         return value if slot in OF_ALL or np.ndim(value) else np.full_like(old, value)
     return np.where(where[:, 0, 0, 0, 0] if slot == "o_to" else where, value, old)
 
 
 def components(name: str) -> tuple[str, ...]:
-    """Return the three slots that give the worker, head and slot of a token."""
+    """Return the names of the three choices that give the worker, head and slot of a token."""
     return tuple(f"{name}.{one}" for one in COMPONENTS)
 
 
 def home(geometry: Geometry, of: str) -> tuple[Integers, Integers, Integers]:
-    """Return worker, head and slot, [a, b, h, i, j], of the query ('q') or the key ('k') of each pair."""
+    """Return the worker, head and slot of the query ('q') or of the key ('k') of each pair."""
     W, H, n = geometry.workers, geometry.heads, geometry.slots
     a, b, h, i, j = np.ogrid[:W, :W, :H, :n, :n]
     return (a, h, i) if of == "q" else (b, h // geometry.group, j)

@@ -38,7 +38,16 @@ HINTS = {
         "l_of_group",
     ),
     ENDING: ("finish", "lse_out", "lse_row", "o_row", "o_times", "o_to", "o_tokens"),
-    STATISTICS: ("lse", "lse_of", "delta", "delta_o", "delta_dy", "delta_times", "dlse_of", "dlse_times"),
+    STATISTICS: (
+        "lse",
+        "lse_of",
+        "delta",
+        "delta_o",
+        "delta_dy",
+        "delta_times",
+        "dlse_of",
+        "dlse_times",
+    ),
     PRODUCTS: (
         "dv_dy",
         "dk_q",

@@ -1,4 +1,8 @@
-"""Patterns of visible pairs: the correct one, and those that kernels use by mistake."""
+"""Patterns of visible pairs: the correct one, and those that kernels use by mistake.
+
+A pair [a, b, h, i, j] is query i of worker a with key j of worker b in head h; i and j are slots, the places of tokens
+on a worker. A *block* [a, b] contains all pairs of two workers. A *tile* is a block or a rectangular part of it.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ from ringspec.problem.model import Booleans, Integers
 
 @dataclass(frozen=True)
 class Mask:
-    """A pattern [a, b, 1, i, j] of visible pairs. ``words`` describe the mistake.
+    """A pattern [a, b, 1, i, j] that is True for visible pairs, and ``words`` that describe the mistake.
 
-    The correct pattern, and the one that hides every pair, have no words. ``cost`` is lower for the more usual mistakes.
+    The correct pattern, and the one that hides every pair, have no words. ``cost`` is lower for more usual mistakes.
     """
 
     words: str
@@ -25,7 +29,7 @@ class Mask:
 
 
 def masks_of(geometry: Geometry) -> list[Mask]:
-    """Return the patterns without duplicates, the correct one first."""
+    """Return all masks, the correct one first; of masks with the same pattern, only the first is kept."""
     left: list[Mask] = []
     for mask in every_mask(geometry):
         if number_of(mask.pattern, left) is None:
@@ -34,7 +38,7 @@ def masks_of(geometry: Geometry) -> list[Mask]:
 
 
 def number_of(pattern: Booleans, masks: Sequence[Mask]) -> int | None:
-    """Return the number of the mask with this pattern; None if no mask has it."""
+    """Return the index of the first mask with this pattern; None if there is none."""
     for number, one in enumerate(masks):
         if np.array_equal(pattern, one.pattern):
             return number
@@ -54,9 +58,9 @@ def seen(
     reach: int = 0,
     documents: Sequence[int] | None = None,
 ) -> Booleans:
-    """Return the pattern for the positions [a, b, n] that a block uses for its queries and keys.
+    """Return which keys are visible to which queries, [a, b, 1, i, j], for positions ``query`` and ``key`` [a, b, n].
 
-    ``reach``: how many keys after its own position a query sees under the causal mask.
+    ``reach``: how many keys after its own position a query sees under a causal mask; -1 hides its own position, too.
     """
     gap = key[:, :, None, None, :] - query[:, :, None, :, None]
     pattern = np.ones(gap.shape, bool)
@@ -119,7 +123,7 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
 
 
 def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
-    """Yield masks in which a wrong test skips tiles or leaves them unmasked; a tile is a block or a part of one."""
+    """Yield the masks of kernels that skip tiles, or leave them unmasked, because of a wrong test."""
     for rows, keys in tile_sizes(n):
         W = len(right)
         tile = tile_words(n, rows, keys)
@@ -134,7 +138,7 @@ def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
                     yield Mask(words, (tiles & pair).reshape(right.shape), 1.1)
                     words = f"{tile} whose {query} query sees their {key} key are not masked"
                     yield Mask(words, (tiles | pair).reshape(right.shape), 1.1)
-        # A rule about tiles of an unusual form is said only if no list of pairs is as simple.
+        # A rule about tiles that are not square is given only if no list of pairs is as simple.
         cost = 1.1 if rows == keys else 2.2
         words = f"{tile} that are masked in part are skipped"
         yield Mask(words, (tiles & whole).reshape(right.shape), cost)
@@ -143,13 +147,16 @@ def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
 
 
 def tile_sizes(n: int) -> list[tuple[int, int]]:
-    """Return the sizes (queries, keys) of tiles with all, half or a quarter of a block's; the largest first."""
+    """Return the tile sizes (queries, keys) that are tried, the largest first.
+
+    Each side is all, half or a quarter of a block's ``n`` tokens.
+    """
     sizes = [n // x for x in (1, 2, 4) if n % x == 0 and n // x > 1]
     return sorted(((i, j) for i in sizes for j in sizes), key=lambda x: -x[0] * x[1])
 
 
 def tile_words(n: int, rows: int, keys: int) -> str:
-    """Name the tiles of ``rows`` queries and ``keys`` keys in blocks of ``n``."""
+    """Describe tiles of ``rows`` queries and ``keys`` keys in blocks of ``n`` queries and ``n`` keys."""
     if rows == keys == n:
         return "blocks"
     part = {n: "all", n // 2: "half", n // 4: "a quarter"}
@@ -157,7 +164,10 @@ def tile_words(n: int, rows: int, keys: int) -> str:
 
 
 def owners(geometry: Geometry, side: str) -> dict[str, Integers]:
-    """Return the wrong owners in the forward or the backward pass."""
+    """Return the wrong owners that either pass may assume for the queries ('q') or keys ('k') of each block.
+
+    The result maps a description of the owners to their worker numbers [a, b].
+    """
     return relations(geometry, "forward", side, False) | relations(
         geometry, "backward", side, False
     )
@@ -247,9 +257,7 @@ def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
         )
 
 
-def document_masks(
-    geometry: Geometry, q: Integers, k: Integers, slot: Integers
-) -> Iterator[Mask]:
+def document_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
     """Yield masks that treat the boundaries of documents wrongly."""
     starts = geometry.documents
     assert starts is not None

@@ -1,4 +1,8 @@
-"""Merge a block's result into the running one: correctly, or by one of the mistakes that a readout tries."""
+"""Merge a block's result into the running one: correctly, or by one of the mistakes that a readout tries.
+
+A *readout* finds out from results what a kernel computed for each pair of tokens. In the names of mistakes, m is the
+maximum of a row's scores, l the sum of their exponentials relative to m, and o the output.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +89,7 @@ WRONG = {
     "softplus swapped, in the weights too": "lse becomes lse_old + log(1 + exp(lse_old - lse_block)), with the two exchanged, and the weights are relative to it",
 }
 MERGES = ("right", *WRONG)
-# Those that are tried between tiles of keys as well.
+# Mistakes that are tried in merging tiles of keys, too.
 IN_TILES = (
     "running not rescaled", "o not rescaled", "l not rescaled", "block not rescaled", "o of block not rescaled",
     "neither rescaled", "neither o rescaled", "neither l rescaled", "last wins", "o last wins", "lse last wins",
@@ -93,14 +97,14 @@ IN_TILES = (
     "sum of o rescaled", "running, scale lost", "running o, scale lost", "running in base 2", "running in base 2, scale lost",
     "running in base e", "o by the first head's factor", "running by the first head's factor", "equal weights", "l of the group",
 )  # fmt: skip
-# These are wrong from the first block on.
+# Mistakes that make the result wrong from the first block on.
 AT_FIRST = (
     "normalised as sum", "block not rescaled", "o of block not rescaled", "l of block not rescaled",
     "divided at every merge", "weights of other rows", "l of the group",
     "block's lse / ln 2", "block's lse ln 2", EMPTY,
 )  # fmt: skip
-# Wrong powers of the correct factors: of 'running' o and l, of 'o' alone, or of 'both' results; and the power, beside one
-# of the scale.
+# Mistakes that raise the correct rescaling factors to a wrong power. Which factors: those of the 'running' o and l, of the
+# running 'o' alone, or of 'both' results. Then the power; 'scale lost' and 'scaled twice' add a power of the scale to it.
 POWERS = {
     "running, scale lost": ("running", 1.0), "running o, scale lost": ("o", 1.0), "both, scale lost": ("both", 1.0),
     "both, scaled twice": ("both", 1.0), "running, scaled twice": ("running", 1.0), "running in base 2": ("running", LN2),
@@ -120,7 +124,12 @@ def merge(
     t: int,
     geometry: Geometry,
 ) -> State:
-    """Return the running m, l and weights [step, .., h, i] after part t, with m_b and l_b, is merged into them."""
+    """Return the running state (m, l, omega) after the part with the number ``t`` is merged into it.
+
+    A part is a block, or a tile of its keys. ``m`` and ``l`` [.., h, i] belong to the running state, ``m_b`` and
+    ``l_b`` to the part, for query i of head h.
+    ``omega`` [part, .., h, i] contains the weight of each part's normalised o in the running o. ``kind`` is 'right' or the name of a mistake in WRONG.
+    """
     new_m = np.maximum(m, m_b)
     shift = finite_shift(new_m)
     c, e = np.exp(m - shift), np.exp(m_b - shift)
@@ -202,7 +211,10 @@ def merge(
 def normalised(
     kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t: int
 ) -> State:
-    """As :func:`merge`, for the mistakes in merging normalised results by their lse; changes ``omega``."""
+    """Merge as :func:`merge` does, but by a mistake that a merge of normalised results by their lse can make.
+
+    The returned state has the lse in place of m, and 1 in place of l. ``omega`` is changed in place.
+    """
     one = np.ones_like(l)
     safe_l, safe_b = np.where(l == 0, 1.0, l), np.where(l_b == 0, 1.0, l_b)
     with np.errstate(divide="ignore"):
@@ -268,18 +280,18 @@ def normalised(
 
 
 def of_first_head(x: Array, group: int) -> Array:
-    """Return [.., h, i] with the values of the first query head of each key head in all of its heads."""
+    """Return [.., h, i] in which all query heads of a key head have the values of the first of them."""
     return x[..., np.arange(x.shape[-2]) // group * group, :]
 
 
 def over_group(x: Array, group: int) -> Array:
-    """Return [.., h, i] summed over the query heads of each key head, in all of its heads."""
+    """Return [.., h, i] in which all query heads of a key head have the sum of their values."""
     found = x.reshape(*x.shape[:-2], -1, group, x.shape[-1]).sum(axis=-2)
     return np.repeat(found, group, axis=-2)
 
 
 def reordered(x: Array) -> Array:
-    """Return [.., h, i] read as if it were written in the order (token, head)."""
+    """Return ``x`` [.., h, i] as a kernel reads it that takes the order in memory for (token, head)."""
     h, i = np.indices(x.shape[-2:])
     head, slot = np.divmod(i * x.shape[-2] + h, x.shape[-1])
     return x[..., head, slot]

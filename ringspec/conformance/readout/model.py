@@ -1,6 +1,13 @@
-"""A model of a ring, over matrices of pairs, in which every choice that a kernel makes is data (``choices``).
+"""A model of ring attention that works on matrices over pairs of tokens, in which every choice of a kernel is data.
 
-With the correct choice everywhere it computes softmax attention and its gradient.
+With the correct :class:`Choices` it computes softmax attention and its gradient; with others, what a wrong kernel does.
+
+A *pair* [a, b, h, i, j] is query i of worker a with key j of worker b in query head h. The matrix S contains the
+scores before the mask, G = <dy, v>, P the weights in the backward pass, and dS the gradient of the scores. A *row* is
+one query in one head. A *block* [a, b] contains all pairs of two workers. It is computed in one *step*, and its result
+is merged into a running softmax with the maximum m and the sum l of each row. p is a pair's weight within its block or
+row. A *share* is what one pair adds to a row of o or of a gradient. The index (g, x, y) counts the rows of dy: query y
+of worker x in head g.
 """
 
 from __future__ import annotations
@@ -65,9 +72,10 @@ Core = tuple[Array, Array, Array, Array, Array]  # scores, p, dp, delta and lse 
 class Forward:
     """The results of a forward pass: ``weights`` [a, b, h, i, j] as they appear in o, and ``lse`` [a, h, i].
 
-    ``block_lse``, ``block_p``: lse and normalised p of each block. ``maximum``, ``last``, ``first`` [a, h, i]: the row
-    maximum, and the lse of the last and of the first block in which a row sees a key. ``running`` [a, b, h, i]: lse after
-    each block. ``through`` [a, h, i, x]: the columns of o that contain products with G.
+    ``block_lse``, ``block_p``: the lse and the normalised p of each block. ``maximum`` [a, h, i]: the row maximum.
+    ``last``, ``first`` [a, h, i]: the lse of the last and of the first block in which a row sees a key. ``running`` [a,
+    b, h, i]: the lse after each block. ``through`` [a, h, i, x]: the columns of o that contain products of the weights
+    with G.
     """
 
     weights: Array
@@ -82,10 +90,11 @@ class Forward:
 
 
 class Model:
-    """The model of one problem.
+    """The model of the ring of one problem.
 
-    ``masks``: the patterns [a, b, 1, i, j] that the choice ``mask`` numbers, the correct one first. ``tokens``: the token
-    orders that ``o_tokens`` numbers (:func:`ringspec.conformance.readout.geometry.dealt_otherwise`).
+    ``masks`` are the patterns [a, b, 1, i, j] from which the choice ``mask`` selects by number, the correct one first.
+    ``tokens`` are the orders of tokens from which ``o_tokens`` selects
+    (:func:`ringspec.conformance.readout.geometry.dealt_otherwise`).
     """
 
     def __init__(self, pairs: Pairs, masks: Sequence[Booleans], tokens: Sequence[Integers]) -> None:
@@ -109,14 +118,17 @@ class Model:
         return right_choices(self.geometry)
 
     def once(self, name: str, given: Sequence[Any], compute: Callable[[], Any]) -> Any:
-        """Return the value kept under ``name`` if it was computed from the same objects ``given``, else ``compute()``."""
+        """Return the value kept under ``name`` if it was computed from the same objects, else ``compute()``.
+
+        ``given`` has the objects that the value depends on.
+        """
         kept = self.kept.get(name)
         if kept is not None and all(x is y for x, y in zip(kept[0], given, strict=True)):
             return kept[1]
         return compute()
 
     def keep(self, choices: Choices) -> None:
-        """Keep the results of these choices, so that choices that differ in a few slots are computed faster."""
+        """Keep the scores and blocks of these choices, so that similar choices are computed faster."""
         self.kept.clear()
         self.kept["scores"] = tuple(choices[x] for x in OF_SCORES), self.scores(choices)
         self.kept["blocks"] = tuple(choices[x] for x in OF_WEIGHTS), self.blocks(choices)
@@ -134,7 +146,7 @@ class Model:
             self.kept[name] = (core, *(c[x] for x in slots)), x
 
     def index(self, c: Choices, name: str) -> Integers:
-        """Return the index, over workers, heads and slots, of the query or key that the choice ``name`` gives each pair."""
+        """Return the index, over workers, heads and slots, of the token that the choice ``name`` selects for each pair."""
         worker, head, slot = (c[x] for x in components(name))
         of_keys = name in ("k", "v", "dq_k", "dk_to", "dv_to")
         return (worker * (self.key_heads if of_keys else self.heads) + head) * self.slots + slot
@@ -143,12 +155,12 @@ class Model:
         return all(c[x] is self.right[x] for name in names for x in components(name))
 
     def of_heads(self, name: str) -> Array:
-        """Return S or G [a, b, h, i, j] of each query head with its key head."""
+        """Return S ('s') or G ('g') as [a, b, h, i, j], for each query head with its key head."""
         table = self.s if name == "s" else self.g
         return table[self.index(self.right, "q"), self.index(self.right, "k")]
 
     def scores(self, c: Choices) -> Array:
-        """Return the scores: ``hidden_score`` where a pair is masked, -inf where it is not computed."""
+        """Return the scores of the pairs: ``hidden_score`` where a pair is masked, -inf where it is not computed."""
 
         def compute() -> Array:
             s = self.s[self.index(c, "q"), self.index(c, "k")]
@@ -186,7 +198,7 @@ class Model:
         return chosen(c["cap_slope"], CAP_SLOPES, of)
 
     def shown(self, mask: Integers) -> Booleans:
-        """Return the pattern that ``mask`` selects, by number, for each pair."""
+        """Return the pattern of visible pairs, where ``mask`` gives the number of the pattern for each pair."""
         if mask.size == 1:
             return self.masks[int(mask.flat[0])]
         numbers = np.unique(mask)
@@ -196,7 +208,7 @@ class Model:
         return pattern
 
     def for_values(self, c: Choices, p: Array, m: Array, l: Array) -> Array:
-        """Return p as the product with v or dy uses it: under another mask where ``value_mask`` gives one."""
+        """Return p as the product with v or dy uses it, with another mask where ``value_mask`` selects one."""
         if (c["value_mask"] < 0).all():
             return p
         free = self.scores(
@@ -207,7 +219,7 @@ class Model:
         return np.exp(free - finite_shift(m)[..., None]) * c["count"] / nonzero(l)[..., None]
 
     def blocks(self, c: Choices) -> tuple[Array, Array, Array, Array]:
-        """Return m, l [a, b, h, i] and normalised p [a, b, h, i, j] of each block, and p as the product with v uses it."""
+        """Return m, l [a, b, h, i] and normalised p of each block, and p as the product with v uses it."""
 
         def compute() -> tuple[Array, Array, Array, Array]:
             s = self.scores(c)
@@ -231,7 +243,7 @@ class Model:
     def of_results(
         self, c: Choices, m: Array, l: Array, p: Array, p_of_v: Array
     ) -> tuple[Array, Array, Array, Array]:
-        """Move the results of blocks to the rows into which they are merged; slot -1: nothing is merged."""
+        """Move each block's results to the rows into which they are merged; a row with slot -1 gets none."""
         worker, head, slot = (
             np.broadcast_to(c[x], (*self.shape[:4], 1))[..., 0] for x in components("result_of")
         )
@@ -247,7 +259,7 @@ class Model:
         )
 
     def weights_of_blocks(self, c: Choices) -> tuple[Array, Array]:
-        """Return the weights [a, b, h, i] of the blocks' normalised results in o, and lse [a, h, i], from the merges alone."""
+        """Return the weights [a, b, h, i] with which the merges add each block's result to o, and lse [a, h, i]."""
         m, l, _, _ = self.blocks(c)
         omega, run_m, run_l, _, _ = self.merged(m, l, c)
         weight = np.zeros(self.shape[:4])
@@ -322,9 +334,10 @@ class Model:
         )
 
     def weights_of(self, omega: Array, p_of_v: Array, stays: bool) -> Array:
-        """Return the weights of pairs in o, from the weights [step, a, h, i] of the blocks.
+        """Return the weights of pairs in o from ``omega`` [step, a, h, i], the weights of the blocks.
 
-        ``stays``: o stays on a worker, which merges the results of every visitor with its own keys into it.
+        ``stays``: in a ring that sends queries, each worker keeps its o and merges the results of all visiting queries
+        into it.
         """
         found, shift = np.zeros(p_of_v.shape), self.geometry.direction * stays
         for t in range(self.workers):
@@ -334,7 +347,10 @@ class Model:
         return found
 
     def of_key_heads(self, c: Choices, weights: Array) -> list[Array]:
-        """Return the weights in the columns that v writes to; one array, or one per key head if v is of a wrong head."""
+        """Return the weights of pairs, moved to the columns of o that the choice of v gives them.
+
+        The result is one array, or one array for each key head if v comes from a wrong head.
+        """
         if self.correct(c, "v"):
             return [weights]
         worker, head, slot = (c[x] for x in components("v"))
@@ -346,7 +362,7 @@ class Model:
         ]
 
     def landed(self, x: Array, row: str, c: Choices, b: Integers, j: Integers) -> Array:
-        """Add the shares [a, b, h, i, j] in the rows that ``row`` gives and the columns of slot ``j`` of worker ``b``."""
+        """Return the shares ``x``, moved to the rows that the choice ``row`` gives and to key j of worker b."""
         if row == "q":
             worker, head, slot = (self.right[x] for x in components("q"))
         else:
@@ -359,7 +375,7 @@ class Model:
         return np.asarray(landed.reshape(self.shape), float)
 
     def through(self, parts: Sequence[Array]) -> Array:
-        """Return [a, h, i, (g, x, y)]: weights times G of query y of worker x in head g; they show which head v is of."""
+        """Return [a, h, i, (g, x, y)]: the products of the weights with G, which show from which head v was taken."""
         W, H, n = self.workers, self.heads, self.slots
         flat = [x.transpose(2, 0, 3, 1, 4).reshape(H, W * n, W * n) for x in parts]
         if len(flat) == 1:
@@ -369,7 +385,7 @@ class Model:
         return np.asarray(found.reshape(H, W, n, -1).transpose(1, 0, 2, 3))
 
     def ends(self, of_block: Array) -> tuple[Array, Array]:
-        """Return the values [a, h, i] of the last and of the first block in which a row sees a key; -inf if there is none."""
+        """Return the values [a, h, i] of the last and the first block in which a row sees a key; -inf if there is none."""
         last = np.full(of_block[:, 0].shape, -np.inf)
         first = last.copy()
         for t in range(self.workers):
@@ -382,10 +398,10 @@ class Model:
     def merged(
         self, m: Array, l: Array, c: Choices, steps: int = 0
     ) -> tuple[Array, Array, Array, Array, Array]:
-        """Merge the blocks in the order of the steps.
+        """Merge the blocks in the order of the steps, at most ``steps`` of them if it is not 0.
 
-        Returns the weights [step, a, h, i] of the blocks' normalised results, the final m and l, the l of the last block,
-        and the lse after each block.
+        Return the weights [step, a, h, i] of the blocks' normalised results, the final m and l, the l of the last
+        block, and the lse after each block.
         """
         run_m = np.full(m[:, 0].shape, 0.0 if c["started"] else -np.inf)
         run_l = np.full(run_m.shape, float(c["started"]))
@@ -438,7 +454,7 @@ class Model:
         return omega, run_m, run_l, last_l, running
 
     def in_tiles(self, s: Array, tiles: Tiles) -> State:
-        """Return m, l [a, b, h, i] and p [a, b, h, i, j] of blocks whose tiles of keys are merged wrongly."""
+        """Return m, l [a, b, h, i] and p [a, b, h, i, j] of blocks if tiles of keys are merged wrongly within a block."""
         parts = tiles.of(self.geometry)
         state = empty_state(s.shape[:-1], len(parts))
         p = np.zeros(s.shape)
@@ -450,7 +466,7 @@ class Model:
         return m, l, p
 
     def through_tiles(self, s: Array, tiles: Tiles) -> State:
-        """Return the final m, l [a, h, i] and the weights [a, b, h, i, j] if all tiles of all steps are merged wrongly."""
+        """Return the final m and l [a, h, i] and the weights of pairs if the tiles of all blocks are merged wrongly."""
         every = [(t, keys) for t in range(self.workers) for keys in tiles.of(self.geometry, t)]
         state = empty_state(s[:, 0].shape[:-1], len(every))
         p = np.zeros(s.shape)
@@ -465,7 +481,7 @@ class Model:
         return m, l, p
 
     def tile_merged(self, s: Array, kind: str, state: State, number: int) -> tuple[Array, State]:
-        """Merge a tile with the scores [.., i, j] into the running state; return its normalised p as well."""
+        """Merge a tile with the scores ``s`` [.., i, j] into the running state; return its normalised p and the new state."""
         m = s.max(axis=-1)
         e = np.exp(s - finite_shift(m)[..., None])
         l = e.sum(axis=-1)
@@ -479,7 +495,8 @@ class Model:
     ) -> tuple[Array, Array, Array]:
         """Return P, dS as used for dq, and dS as used for dk, from what the forward pass saved.
 
-        ``lse`` [a, h, i]; ``products`` [a, h, i, (g, x, y)]: <dy, o> of each row of o with each row of dy.
+        ``lse`` has the axes [a, h, i]. ``products`` [a, h, i, (g, x, y)] is <dy, o> of each row of o with each row of
+        dy.
         """
         given = forward, lse, products
 
@@ -541,7 +558,7 @@ class Model:
             return s, p * c["count"], g, d, used
 
     def ds_of(self, form: Integers, c: Choices, p: Array, g: Array, d: Array, used: Array) -> Array:
-        """Return dS in the form that ``form`` numbers."""
+        """Return dS, or what is used in its place; ``form`` has numbers in DS_FORMS."""
         slope = self.slope(c)
         ds = c["ds_times"] * p * (g - d) * slope
         if not form.any():
@@ -559,11 +576,13 @@ class Model:
             with np.errstate(over="ignore"):
                 of["hidden pairs"] = np.exp(free - used) * c["count"] * (g - d) * computed
         return chosen(
-            form, DS_FORMS, {name: c["ds_times"] * x * slope for name, x in of.items()} | {"right": ds}
+            form,
+            DS_FORMS,
+            {name: c["ds_times"] * x * slope for name, x in of.items()} | {"right": ds},
         )
 
     def for_dv(self, c: Choices, s: Array, p: Array, g: Array, d: Array, used: Array) -> Array:
-        """Return the matrix in the product for dv: p, or the wrong one that ``dv_form`` numbers."""
+        """Return the matrix in the product for dv: p, or what ``dv_form`` selects in its place."""
         of_dv = p
         if (c["value_mask"] >= 0).any():
             row = np.broadcast_to(used, (*self.shape[:4], used.shape[4])).max(axis=4)
@@ -582,7 +601,7 @@ class Model:
         return chosen(c["dv_form"], DV_FORMS, of)
 
     def delta_of(self, c: Choices, products: Array) -> Array:
-        """Return <dy, o> of the rows that ``delta_o`` and ``delta_dy`` give, [a, b, h, i, 1 or j]."""
+        """Return <dy, o> of the rows of o and dy that ``delta_o`` and ``delta_dy`` select, [a, b, h, i, 1 or j]."""
         W, H, n = self.workers, self.heads, self.slots
         flat = products.reshape(W * H * n, H, W, n)
         dy = np.broadcast_arrays(*(c[x] for x in components("delta_dy")))
@@ -651,7 +670,10 @@ class Model:
         return share
 
     def uncleared(self, name: str, share: Array, every: int) -> Array:
-        """Return the shares if a block's buffer still holds those of ``every`` steps ago, and all before, when they are added."""
+        """Return the shares if a block's buffer is used again after ``every`` steps without being cleared.
+
+        The buffer then still holds the shares of all its earlier uses.
+        """
         step = self.geometry.steps("backward")
         by_query = self.geometry.travels("backward") == "queries"
         found = share.copy()
@@ -664,7 +686,11 @@ class Model:
         return found
 
     def uncleared_tiles(self, name: str, share: Array, size: int) -> Array:
-        """Return the shares if a tile of ``size`` rows of a gradient still holds those of the tiles before it in its run."""
+        """Return the shares if the buffer of a tile of ``size`` rows is not cleared before the next tile uses it.
+
+        The buffer then still holds the shares of earlier tiles. Only tiles in the same range of tokens (``run`` of
+        :class:`Geometry`) use the same buffer.
+        """
         axis = 3 if name == "dq" else 4
         x, found = np.moveaxis(share, axis, 0), np.moveaxis(share.copy(), axis, 0)
         for row in range(self.slots):
@@ -673,18 +699,18 @@ class Model:
         return np.moveaxis(found, 0, axis)
 
     def over_group(self, x: Array) -> Array:
-        """Return [a, b, h, ...] summed over the query heads of each key head."""
+        """Return [a, b, h, ...] in which each query head has the sum over all query heads of its key head."""
         heads = x.reshape(*x.shape[:2], self.key_heads, self.group, *x.shape[3:])
         return np.repeat(heads.sum(axis=3), self.group, axis=2)
 
     def of_group(self, ds: Array, c: Choices) -> Array:
-        """Return dS as dq gets it, summed over the query heads of a key head where the choices say so."""
+        """Return dS for dq: summed over the query heads of a key head if ``dq_of_group`` says so."""
         if not c["dq_of_group"]:
             return ds
         return self.over_group(ds)
 
     def adding(self, name: str, share: Array) -> Array:
-        """Return the shares if each hop adds the arriving gradient to the one that the worker has already sent on."""
+        """Return the shares if a worker adds each arriving gradient to the one that it has already sent on."""
         W, geometry = self.workers, self.geometry
         a, b = np.indices((W, W))
         step, stays = geometry.steps("backward"), b if name == "dq" else a
@@ -697,7 +723,11 @@ class Model:
         return found
 
     def exchanged(self, c: Choices, of_dv: Array, of_dk: Array) -> tuple[Array, Array]:
-        """Return P and dS of dk if dk and dv are exchanged: entries of one head then appear as those of the next."""
+        """Return P and the dS of dk as they are read if dk and dv are exchanged.
+
+        The columns of dv begin one head later than those of dk, so the entries of a head appear in the next or previous
+        head.
+        """
         scale, here = self.geometry.scale, c["exchanged"]
         dk, dv = np.zeros_like(of_dk), np.zeros_like(of_dv)
         group = np.arange(self.heads) // self.group
@@ -708,7 +738,7 @@ class Model:
         return np.where(here, dv, of_dv), np.where(here, dk, of_dk)
 
     def with_ones(self, of_dv: Array) -> Array:
-        """Return P as dv shows it if dy is 1 everywhere: its column sums over all heads of a group."""
+        """Return P as dv shows it if dy is 1 everywhere: sums over all queries and all query heads of a key head."""
         sums = of_dv.sum(axis=(0, 3), keepdims=True)
         shape = (1, self.workers, self.key_heads, self.group, 1, self.slots)
         of_group = sums.reshape(shape).sum(axis=3, keepdims=True)
@@ -728,7 +758,10 @@ class Model:
         return g, (forward.weights * g).sum(axis=(1, 4))
 
     def gradient_of_forward(self, c: Choices) -> tuple[Array, Array, Array]:
-        """Differentiate the forward pass with these choices, by central differences of the scores; return P, dS, dS."""
+        """Return P, dS for dq and dS for dk if the backward pass is the gradient of the forward pass ``c``.
+
+        The gradient is computed by central differences of the scores.
+        """
         base, right = self.forward(c).weights, self.s
         g = self.g[self.index(self.right, "q"), self.index(c, "v")]
         ds, step = np.zeros(self.shape), 1e-5
@@ -749,7 +782,7 @@ class Model:
 
 
 def by_token(x: Array) -> Array:
-    """Rearrange [c, a, b, h, i, j] to [(a, h, i), (b, c, j)]."""
+    """Rearrange [c, a, b, h, i, j] to [(a, h, i), (b, c, j)], where c is a key head."""
     c, a, b, h, i, j = x.shape
     return x.transpose(1, 3, 4, 2, 0, 5).reshape(a * h * i, b * c * j)
 
@@ -760,7 +793,7 @@ def of_workers(x: Integers) -> Integers:
 
 
 def chosen(number: Integers, names: Sequence[str], of: Mapping[str, Array]) -> Array:
-    """Take each element from the array whose name ``number`` selects."""
+    """Take each element from one of the arrays in ``of``; ``number`` selects the array's name from ``names``."""
     if number.size == 1:
         return of[names[int(number.flat[0])]]
     found = of["right"]
@@ -779,7 +812,7 @@ def where_changed(changed: Booleans, other: State, right: State) -> State:
 
 
 def maxima(m: Array, log_l: Array, last: Array, first: Array, scale: float) -> dict[str, Array]:
-    """Return wrong values of lse by name, from the maximum, log l, and the maxima of the last and of the first block."""
+    """Return wrong values of lse by name; ``last`` and ``first`` are the maxima of a row's last and first blocks."""
     return {
         "log l": log_l, "log2 l": m + log_l / LN2, "last maximum": last + log_l, "first maximum": first + log_l,
         "twice the maximum": 2 * m + log_l, "scaled maximum": scale * m + log_l, "unscaled maximum": m / scale + log_l,
@@ -788,12 +821,12 @@ def maxima(m: Array, log_l: Array, last: Array, first: Array, scale: float) -> d
 
 
 def empty_state(shape: tuple[int, ...], parts: int) -> State:
-    """The running softmax before the first of its ``parts``."""
+    """Return the state of the running softmax before any of its ``parts`` parts (blocks or tiles) is merged."""
     return np.full(shape, -np.inf), np.zeros(shape), np.zeros((parts, *shape))
 
 
 def nothing_of(name: str, m: Array, l: Array, omega: Array) -> State:
-    """The running softmax with 'm', 'l' or 'o' taken for 0."""
+    """Return the state of the running softmax with 'm', 'l' or 'o' set to 0."""
     return (
         np.zeros_like(m) if name == "m" else m,
         np.zeros_like(l) if name == "l" else l,
@@ -811,7 +844,7 @@ def log_of(m: Array, l: Array) -> Array:
 
 
 def of_tokens(x: Array, rows: Integers) -> Array:
-    """Return the rows [a, h, i] of [a, b, h, i, j] that ``rows`` numbers, counted over workers, heads and slots."""
+    """Return ``x`` [a, b, h, i, j] with other rows; ``rows`` [a, h, i] has the index of the row to take."""
     return (
         x.swapaxes(1, 2)
         .swapaxes(2, 3)
@@ -821,7 +854,7 @@ def of_tokens(x: Array, rows: Integers) -> Array:
 
 
 def of_rows(x: Array, rows: Integers) -> Array:
-    """Reorder the rows (a, i) of [a, b, h, i, j]; ``rows``: for each row, the number of the row it comes from."""
+    """Reorder the rows (a, i) of [a, b, h, i, j]; ``rows`` has the numbers of the rows in their new order."""
     a, b, h, n, m = x.shape
     flat = x.transpose(0, 3, 1, 2, 4).reshape(a * n, b, h, m)[rows]
     return flat.reshape(a, n, b, h, m).transpose(0, 2, 3, 1, 4)

@@ -1,7 +1,8 @@
-"""Inputs for which the results show, pair by pair, what a ring computed; and how the results are read.
+"""Inputs for which the results show, pair by pair, what a ring computed; and functions that read those results.
 
-T = W n tokens are numbered in the order of workers and slots. S and G are matrices that are chosen freely for query head
-h and key head c, e_x is a unit vector, and vectors are filled with zeros up to D = Dv >= (H + 1) T::
+W workers hold n tokens each. All T = W n tokens are numbered worker by worker. H is the number of query heads. For
+query head h and key head c, the matrices S^{c,h} and G^{c,h} are chosen freely. e_x is a unit vector, M_{:j} is
+column j of a matrix M, and vectors are filled with zeros up to the head dimension D = Dv >= (H + 1) T::
 
     q_i^h = e_{hT+i}        k_j^c = [S^{c,0}_{:j}/scale, ..., S^{c,H-1}_{:j}/scale, e_j]
     v_j^c = [e_j, G^{c,0}_{:j}, ..., G^{c,H-1}_{:j}]        dy_i^h = e_{T+hT+i}
@@ -14,7 +15,7 @@ Then s_ij = S_ij and <dy_i, v_j> = G_ij, and the results contain matrices over p
     dq_i[HT+j] / scale = dS_ij          as used for dq
     dk_j[hT+i] / scale = dS_ij          as used for dk
 
-Matrices are divided into the blocks of workers: ``[a, b, h, i, j]`` is query i of worker a, key j of worker b, head h.
+In arrays, a matrix is divided into blocks: ``[a, b, h, i, j]`` is query i of worker a, key j of worker b, head h.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from ringspec.problem.model import Array, Integers
 from ringspec.vectors.format.inputs import words
 
 LEVELS, OFFSETS, EIGHTHS = 9, 7, 16
-# In dk and dv, the columns of a query head should be 0 in every key head that it does not read. If they are not, they are
-# added with this weight.
+# In dk and dv, the columns of a query head should be 0 in every key head that it does not read. If they are not, their
+# entries are added with this weight.
 ELSEWHERE = 0.6180339887498949
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The matrices of a problem, [Hkv, a, b, h, i, j]: ``s``, scores, and ``g``, <dy, v>, with each key head.
+    """The matrices of a problem, for each key head: ``s`` (S) and ``g`` (G), [Hkv, a, b, h, i, j].
 
     ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none.
     """
@@ -49,10 +50,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was read from results: matrices [a, b, h, i, j], ``lse`` and ``delta`` [a, h, i].
+    """What was read from results: matrices [a, b, h, i, j], and ``lse`` and ``delta`` [a, h, i].
 
-    ``through`` [a, h, i, x]: the other columns of o, products of the weights with G. ``lse`` is None if the target hides
-    it. ``p``, ``ds_of_dq`` and ``ds_of_dk`` are None without a backward pass.
+    ``weights`` are those of the forward pass. ``through`` [a, h, i, x] is the rest of o: products of the weights with
+    G. ``lse`` is None if the target does not return it. ``p``, ``ds_of_dq`` and ``ds_of_dk`` are None without a
+    backward pass.
     """
 
     weights: Array
@@ -65,11 +67,11 @@ class Seen:
 
 
 def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
-    """Draw S and G for a geometry.
+    """Draw S and G for a ring.
 
-    An element of S is one of nine values, about 3/8 apart, plus an offset for its row and key worker. It is a whole
-    multiple of the scale, so that k contains whole numbers. G contains multiples of 1/8 between -2 and 2. Every input
-    format holds both exactly.
+    An element of S is one of nine values, about 3/8 apart, plus an offset that is drawn for each query and key worker.
+    It is a whole multiple of the scale, so that k contains whole numbers. G contains multiples of 1/8 between -2 and 2.
+    Every input format holds both k and G exactly.
     """
     W, n, H = geometry.workers, geometry.slots, geometry.heads
     shape = (H // geometry.group, W, W, H, n, n)
@@ -87,7 +89,10 @@ def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
 
 
 def inputs_of(pairs: Pairs, dim: int) -> dict[str, Array]:
-    """Return q, dy [W, H, n, dim] and k, v [W, Hkv, n, dim] of the workers in float64; dim >= (H + 1) T."""
+    """Return the float64 inputs of all workers: q and dy [W, H, n, dim], k and v [W, Hkv, n, dim].
+
+    ``dim`` is at least (H + 1) T.
+    """
     geometry = pairs.geometry
     W, n, H, T = geometry.workers, geometry.slots, geometry.heads, geometry.tokens
     kv = H // geometry.group
@@ -138,9 +143,10 @@ def of_rows(geometry: Geometry, x: Array) -> Array:
 
 
 def of_columns(geometry: Geometry, x: Array) -> Array:
-    """Rearrange [b, c, j, (h, a, i)] to [a, b, h, i, j].
+    """Rearrange [b, c, j, (h, a, i)] to [a, b, h, i, j], where c is a key head.
 
-    The entries of query head h come from its key head c; those in other key heads are added times ELSEWHERE.
+    The entries of query head h belong in its own key head. Entries in other key heads are multiplied by ELSEWHERE and
+    added.
     """
     W, n, H, group = geometry.workers, geometry.slots, geometry.heads, geometry.group
     y = x.reshape(W, H // group, n, H, W, n)

@@ -292,7 +292,9 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
     )  # fmt: skip
     starts = documents(geometry.tokens) if setting.mask == "documents" else None
     softcap = SOFTCAP if setting.mask == "softcap" else None
-    geometry = dataclasses.replace(geometry, documents=starts, softcap=softcap, dlse=setting.mask == "dlse")
+    geometry = dataclasses.replace(
+        geometry, documents=starts, softcap=softcap, dlse=setting.mask == "dlse"
+    )
     pairs = pairs_of(geometry)
     terms: dict[str, Any] = {"causal": True} if causal else {}
     if window is not None:

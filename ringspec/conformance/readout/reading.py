@@ -1,6 +1,8 @@
-"""Read the results of one problem: which sets of faults give every number in them.
+"""Explain the results of one problem: find the sets of faults that give every number in them.
 
-What was read is plain data (:class:`Reading`), so that a report can hold it and a verdict can follow from it.
+A *problem* is a call whose results show what the kernel computed for each pair of tokens. A *fault* is a mistake of a
+kernel at some place. A *reading* (:class:`Reading`) is what was found out from the results of one problem. It contains
+only plain data, so that a report can hold it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ MATRICES = {
     "dS of dq": "dS as dq got it",
     "dS of dk": "dS as dk got it",
 }
-# Kinds that are said of blocks, in words for pairs.
+# Words that describe a mistake in blocks, and the words for the same mistake in single pairs.
 OF_PAIRS = {
     "the block is not computed": "the scores are not computed",
     "the block is counted": "a pair is counted",
@@ -49,7 +51,7 @@ BY_ROUNDING = (
 
 @dataclass(frozen=True)
 class Named:
-    """A fault in words: its ``kind``, its ``place`` ('' is everywhere) and, in ``hint``, where its code usually is."""
+    """A fault in words: its ``kind``, its ``place`` ('' is everywhere), and a ``hint`` at the code to look at."""
 
     phase: str
     kind: str
@@ -59,11 +61,11 @@ class Named:
 
     @property
     def name(self) -> tuple[str, str, str]:
-        """What names the same fault in another problem."""
+        """What identifies the same fault in another problem."""
         return self.phase, self.kind, self.place
 
     def told(self) -> str:
-        """Say it in one sentence."""
+        """Return one sentence that describes the fault."""
         where = f", {self.place}" if self.place else ""
         if PAIRS not in self.place:
             return f"In the {self.phase} pass{where}, {self.kind}."
@@ -75,10 +77,11 @@ class Named:
 
 @dataclass(frozen=True)
 class PassRead:
-    """One pass. ``sets``: the sets of faults that give every number, the simplest first.
+    """What was found out about one pass. ``sets``: sets of faults that each give every number, the simplest set first.
 
-    If none does, ``left`` says which matrices and blocks are not explained, and ``sets`` has at most one set, whose
-    faults explain some blocks. ``base``: what the backward does except for the faults, '' if it is the gradient.
+    If no set does, ``left`` says which matrices and blocks are not explained. ``sets`` is then empty, or has one set
+    that explains some of the blocks. ``base``: what the backward pass computes apart from the faults; '' if it is the
+    gradient.
     """
 
     sets: tuple[tuple[Named, ...], ...] = ()
@@ -92,9 +95,10 @@ class PassRead:
 
 @dataclass(frozen=True)
 class Reading:
-    """The results of one problem, read.
+    """What was found out from the results of one problem.
 
-    ``right``: logically they are those of the definition. A pass that was not run is None.
+    ``right``: the results are correct to within the tolerance. A pass is None if it was not run, or if there is nothing
+    to explain: the results are correct, or so close that the faults cannot be told from rounding.
     """
 
     problem: str
@@ -108,12 +112,12 @@ class Reading:
 
     @property
     def explained(self) -> bool:
-        """Tell whether a fault or more accounts for everything that was seen."""
+        """Whether the results are wrong and every wrong number is explained."""
         wrong = any(one.sets or one.base for one in self.passes)
         return not self.right and wrong and all(one.whole for one in self.passes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the reading as a dict of plain data."""
         return {
             "problem": self.problem,
             "right": self.right,
@@ -123,7 +127,7 @@ class Reading:
 
 
 def reading_from(data: Mapping[str, Any]) -> Reading:
-    """The reading of plain data that are in order (:func:`ringspec.conformance.report.lines.check_reading`)."""
+    """Return the reading in ``data``, which must satisfy :func:`ringspec.conformance.report.lines.check_reading`."""
     return Reading(
         data["problem"], data["right"], pass_from(data["forward"]), pass_from(data["backward"])
     )
@@ -160,7 +164,7 @@ def read(problem: Problem, outputs: Outputs) -> Reading:
 
 
 def pass_of(found: Explanation) -> PassRead:
-    """The plain data of an explanation."""
+    """Return an explanation of one pass in the form that a reading holds."""
     sets = (found.faults, *found.others) if found.faults else ()
     return PassRead(
         tuple(tuple(named(fault) for fault in one) for one in sets[:MOST_SETS]),
@@ -174,7 +178,7 @@ def named(fault: Fault) -> Named:
 
 
 def left_of(found: Explanation) -> str:
-    """The matrices and blocks that are not explained."""
+    """Describe the matrices and blocks that are not explained."""
     return "; ".join(
         f"{MATRICES[matrix]} in {blocks_text(equal)}"
         for matrix, equal in found.match.blocks.items()
@@ -183,7 +187,7 @@ def left_of(found: Explanation) -> str:
 
 
 def blocks_text(equal: Booleans) -> str:
-    """The wrong blocks, or workers, in words."""
+    """Describe the wrong blocks or workers; ``equal`` [a, b] or [a] is False for them."""
     where = list(zip(*np.nonzero(~np.asarray(equal)), strict=True))
     if len(where) == equal.size:
         return "all blocks" if equal.ndim == 2 else "all workers"
@@ -195,22 +199,26 @@ def blocks_text(equal: Booleans) -> str:
 
 
 def joined(shards: Iterable[Any]) -> Array:
-    """[1, heads, n, ..] of the workers as [W, heads, n, ..]."""
+    """Join the arrays [1, heads, n, ..] of the workers to one array [W, heads, n, ..]."""
     return np.concatenate([np.asarray(x) for x in shards])
 
 
 def agrees(
     results: Mapping[str, Array], expected: Mapping[str, tuple[Array, Array]], tolerance: float
 ) -> bool:
-    """Tell whether results are the expected ones; ``expected``: values and sizes by name.
+    """Return whether results are the expected ones.
 
-    ``tolerance`` is relative to the size of an element's parts: its sums with absolute values in them.
+    ``expected`` has, by name, the expected values and the sizes of their elements. The size of an element is the sum of
+    the absolute values of its terms. ``tolerance`` is relative to this size.
     """
     return all(near(x, *expected[name], tolerance).all() for name, x in results.items())
 
 
 def sizes_of(problem: Problem) -> dict[str, Array]:
-    """Sizes of o, dq [W, H, n, d], dk, dv [W, Hkv, n, d] and lse [W, H, n]: sums of absolute values."""
+    """Return the sizes of all elements: the sums that define them, with the absolute value of each term.
+
+    The result has o, dq [W, H, n, d], dk, dv [W, Hkv, n, d] and lse [W, H, n].
+    """
     pairs, geometry = problem.pairs, problem.pairs.geometry
     model = Reader(pairs, problem.tolerance).model
     forward = model.forward(model.right)
@@ -237,7 +245,12 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
 def read_forward(
     problem: Problem, seen: Seen, tolerance: float
 ) -> tuple[Reader, Explanation, Choices]:
-    """The forward; of a Q ring also as one that sends its queries, which the definition leaves free."""
+    """Explain the forward pass of the kernel.
+
+    If queries travel in the backward pass, either keys or queries may travel in the forward pass, and both are tried.
+    The result is the better explanation, with the :class:`Reader` that found it and the choices of a ring with its
+    faults.
+    """
     found = []
     geometry = problem.pairs.geometry
     for travels in ("keys", "queries") if geometry.circulation == "q" else ("keys",):
@@ -254,5 +267,9 @@ def read_forward(
 
 
 def preference(found: Explanation) -> tuple[bool, float]:
-    """Return what is larger for the better of two explanations: one that is whole, simpler or fits more."""
+    """Return a sort key that is larger for the better of two explanations.
+
+    A complete explanation is better than a partial one. Of two complete ones, the simpler is better; of two partial
+    ones, the one that explains more.
+    """
     return found.whole, -cost((found.faults, found.match)) if found.whole else found.match.score

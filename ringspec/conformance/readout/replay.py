@@ -1,8 +1,9 @@
-"""What a ring with given faults computes for any call that the model ring can express.
+"""Compute what a ring with given faults returns for any call that the model ring can express.
 
-This is the proof of an explanation: faults that were read from a few problems must give the numbers of other failing
-calls as well, whose inputs are not of our choice. The model ring takes S = scale q k^T and G = dy v^T of the call. Its
-matrices A, P and dS then give::
+The *model ring* (:class:`Model`) computes ring attention with or without *faults*, the mistakes of a kernel. Faults
+that were read from a few problems are proved here: they must also give the numbers of other failing calls, whose
+inputs were not chosen for this purpose. The model ring takes the call's S = scale q k^T and G = dy v^T. It returns the
+weights A of the forward pass, the weights P of the backward pass and the gradient dS of the scores, which give::
 
     o = A v        dv = P^T dy        dq = scale dS k        dk = scale dS^T q
 """
@@ -40,7 +41,7 @@ from ringspec.recipes import RECIPES
 
 TENSORS = {"q", "k", "v", "dy", "dlse", "segments_q", "segments_k"}
 TERMS = {"scale", "causal", "window", "cu_seqlens", "softcap"}
-NOT_LINEAR = ("dy_ones", "exchanged")  # choices that are not followed here
+NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S and G
 NEARER = 0.25  # of the distance from the correct results, in each tensor
 MOST_PAIRS = 1 << 18  # B * H * Sq * Sk
 Results = dict[str, Array]
@@ -48,9 +49,10 @@ Results = dict[str, Array]
 
 @dataclass(frozen=True)
 class Given:
-    """A call as the model ring takes it: q, dy [W, H, n, D] and k, v [W, Hkv, n, D] of one batch entry, float64.
+    """One batch entry of a call, in the form that the model ring takes.
 
-    ``also`` [a, b, 1, i, j]: pairs of the same document.
+    ``q`` and ``dy`` are [W, H, n, D], ``k`` and ``v`` [W, Hkv, n, D], in float64. ``also`` [a, b, 1, i, j]: whether
+    query i of worker a and key j of worker b are in the same document and segment.
     """
 
     geometry: Geometry
@@ -64,16 +66,16 @@ class Given:
 
 @dataclass(frozen=True)
 class Compared:
-    """``fits``: whether outputs are those that the faults give; ``wrong``: whether they are not the correct ones."""
+    """``fits``: whether the outputs are those that the faults give. ``wrong``: whether they differ from the correct ones."""
 
     fits: bool
     wrong: bool
 
 
 def explains(told: Told, calls: Sequence[Call], outputs: Sequence[Outputs]) -> bool:
-    """Tell whether the faults that were told give all outputs of a case's calls, and the definition does not.
+    """Return whether the faults give all outputs of a case's calls, and some of these outputs are not correct.
 
-    False where the model ring cannot express a call.
+    The result is False if the model ring cannot express one of the calls.
     """
     if not told.faults:
         return False
@@ -84,7 +86,7 @@ def explains(told: Told, calls: Sequence[Call], outputs: Sequence[Outputs]) -> b
 
 
 def gives(told: Told, call: Call, outputs: Outputs) -> Compared | None:
-    """Compare the outputs of a call with what the faults give; None if the model ring cannot express it."""
+    """Compare the outputs of a call with what the faults give; None if the model ring cannot express the call."""
     replayed = Replayed(call, outputs) if expressible(call) else None
     return None if replayed is None else replayed.compared(told)
 
@@ -92,7 +94,7 @@ def gives(told: Told, call: Call, outputs: Outputs) -> Compared | None:
 class Replayed:
     """A call and a target's outputs, ready to be compared with what the model ring computes with given faults.
 
-    In a Q ring, either the keys or the queries may travel in the forward pass; both are tried.
+    If queries travel in the backward pass, either keys or queries may travel in the forward pass; both are tried.
     """
 
     def __init__(self, call: Call, outputs: Outputs) -> None:
@@ -125,10 +127,11 @@ def nearer(
     ours: Results,
     sizes: Results,
 ) -> Compared:
-    """Compare one batch entry of the outputs with ``ours`` and with the ``right`` results.
+    """Compare one batch entry of the outputs with the results of the faults and with the correct ones.
 
-    It fits if each element is within the tolerance of its format, and each wrong tensor is much nearer to ours than to
-    the right results. ``sizes``: sums of the absolute values of each element's parts.
+    ``ours`` are the results that the faults give, and ``right`` the correct ones. The outputs fit if each element is
+    within the tolerance of the input format, and each wrong tensor is much nearer to ``ours`` than to ``right``.
+    ``sizes``: for each element, the sum of the absolute values of its terms.
     """
     tolerance, wrong = TOLERANCES[call.formats["inputs"]], False
     for name in outputs.keys() & ours.keys():
@@ -147,14 +150,14 @@ def nearer(
 
 
 def distance(x: Array, y: Array, size: Array) -> float:
-    """The largest difference in units of ``size``; infinities are left out."""
+    """Return the largest finite difference of two arrays, in units of ``size``."""
     with np.errstate(invalid="ignore", divide="ignore"):
         z = np.abs(x - y) / np.where(size == 0, 1.0, size)
     return float(np.where(np.isfinite(z), z, 0.0).max(initial=0.0))
 
 
 def expressible(call: Call) -> bool:
-    """Tell whether the model ring has everything that a call asks for."""
+    """Return whether the model ring can compute everything that a call asks for."""
     if call.operation != "ring" or "forward" not in call.passes:
         return False
     tables = (call.index_q, call.index_k, call.position_q, call.position_k)
@@ -170,7 +173,10 @@ def expressible(call: Call) -> bool:
 
 
 def given_of(call: Call, entry: int, travels: str) -> Given:
-    """One batch entry of a call that is expressible; ``travels``: 'keys' or 'queries', in the forward."""
+    """Return one batch entry of a call that the model ring can express.
+
+    ``travels``: what travels in the forward pass, 'keys' or 'queries'.
+    """
     q, k, v, dy, dlse = (
         np.stack([load(x)[entry] for x in call.tensors[name]]) if name in call.tensors else None
         for name in ("q", "k", "v", "dy", "dlse")
@@ -206,7 +212,7 @@ def documents_of(call: Call) -> tuple[int, ...] | None:
 
 
 def same_document(call: Call, entry: int) -> Booleans:
-    """[a, b, 1, i, j]: whether query and key are of one document and one segment."""
+    """Return whether a query and a key are in the same document and segment, for each pair [a, b, 1, i, j]."""
     assert call.index_q is not None
     workers, slots = call.index_q.shape
     same = np.ones((workers, workers, 1, slots, slots), dtype=bool)
@@ -237,15 +243,16 @@ class RingOf:
         self.known: dict[tuple[str, str, str], Fault | None] = {}
 
     def fault(self, name: tuple[str, str, str]) -> Fault | None:
-        """Return the fault with this name; None if this ring has no such fault (two workers have no step 2)."""
+        """Return the fault with this name; None if this ring has no such fault (a ring of two workers has no step 2)."""
         if name not in self.known:
             self.known[name] = fault_named(self.given.geometry, self.masks, name)
         return self.known[name]
 
     def results_of(self, told: Told) -> tuple[Results, Results] | None:
-        """Results [W, heads, n, d] and lse [W, heads, n] with the faults, and the sizes of their elements' parts.
+        """Return the results of a ring with the faults, and the sizes of their elements (see :func:`nearer`).
 
-        None if no fault has a counterpart in this ring, or one is not linear in the tensors.
+        The result is None if this ring has none of the faults, or if the effect of a fault cannot be computed
+        by the four products in the module's docstring.
         """
         faults = [one for fault in told.faults if (one := self.fault(fault.name)) is not None]
         model = self.model
@@ -271,7 +278,7 @@ def gradients_of(results: Results, other: Results) -> Results:
 
 
 def pairs_of_call(given: Given) -> Pairs:
-    """S and G [Hkv, a, b, h, i, j]: of each query head with each key head."""
+    """Return S and G [Hkv, a, b, h, i, j] of a call, for each query head with each key head."""
     s = given.geometry.scale * np.einsum("ahid,bcjd->cabhij", given.q, given.k)
     dy = np.zeros_like(given.q[..., : given.v.shape[3]]) if given.dy is None else given.dy
     return Pairs(given.geometry, s, np.einsum("ahid,bcjd->cabhij", dy, given.v), given.dlse)
@@ -279,9 +286,10 @@ def pairs_of_call(given: Given) -> Pairs:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a ring with these choices computes from given tensors.
+    """The outputs of a ring that makes the choices ``forward`` and ``backward``, for given tensors.
 
-    ``derived``: the backward is the gradient of the forward with its choices.
+    ``derived``: the backward pass is the gradient of the forward pass with its choices, and ``backward`` is not used
+    for P and dS.
     """
 
     given: Given
@@ -291,7 +299,7 @@ class Numbers:
     derived: bool
 
     def all(self) -> tuple[Results, Results]:
-        """Results and sizes of the forward and, if there is a dy, of the backward."""
+        """Return the results of the forward pass and, if there is a dy, of the backward pass; then their sizes."""
         given, model, right = self.given, self.model, self.model.right
         first = model.forward(self.forward)
         at_home = self.forward.taking(
@@ -336,7 +344,7 @@ class Numbers:
     def shares(
         self, of_q: Choices, of_kv: Choices, core: Core, core_kv: Core
     ) -> tuple[Array, Array, Array]:
-        """P and dS of each pair, as the products for dv, dq and dk get them."""
+        """Return the matrices that the products use: P for dv, dS for dq and dS for dk."""
         model, c = self.model, self.backward
         of_dv = model.for_dv(of_kv, *core_kv)
         of_dk = model.ds_of(c["dk_form"], of_kv, *core_kv[1:])
@@ -358,9 +366,10 @@ class Numbers:
         x: Array,
         like: Array,
     ) -> tuple[Array, Array]:
-        """Sums of ``share`` times the rows of ``x`` that ``source`` names, where ``goal`` says; and of their sizes.
+        """Multiply ``share`` by the rows of ``x``; return the sums, and the same sums of absolute values.
 
-        The result has the rows of ``like``.
+        For each pair of tokens, the choice ``source`` names the row of ``x``, and the choice ``goal`` the row of the
+        result to which the product is added. The result has as many rows as ``like``.
         """
         rows, columns = like.shape[0] * like.shape[1] * like.shape[2], x.shape[:3]
         count = columns[0] * columns[1] * columns[2]
@@ -376,7 +385,7 @@ class Numbers:
         return value, size
 
     def put_back(self, o: Array) -> Array:
-        """o where a worker stores it, with its tokens in the order in which they are put back."""
+        """Return o as the workers store it, with its tokens in the order in which they are put back."""
         c, model = self.forward, self.model
         if not model.correct(c, "o_row"):
             at = np.broadcast_to(model.index(c, "o_row"), (o.shape[0], 1, *o.shape[1:3], 1))

@@ -1,6 +1,13 @@
 """Find the faults that reproduce what was read: single faults first, then sets of two and three.
 
-The forward pass is explained before the backward pass.
+The forward pass is explained before the backward pass. A *pair* [a, b, h, i, j] is query i of worker a with key j of
+worker b in head h. A *block* [a, b] contains all pairs of two workers, and a *row* [a, h, i] all pairs of one query in
+one head. A *kind* is a mistake, such as a wrong mask. A *fault* is a kind at a *place*, which is a set of pairs. The
+*choices* of a ring say what it does for each pair, and every fault changes some of them. A *share* is what one pair
+adds to a row of o, dq, dk or dv.
+
+The *matrices* of the forward pass are 'A', the weights, and 'V', the products of the weights with the values; lse is
+compared in the same way. Those of the backward pass are 'P', the weights, and dS as used for dq and for dk.
 """
 
 from __future__ import annotations
@@ -44,7 +51,7 @@ SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse as they are before this."
 STORED = ("o_tokens", "o_to", *components("o_row"), *components("lse_row"), "lse_out", "o_times")
-HALF = 0.5  # a kind is tried in the very pairs that it explains if these are at least so many of the wrong ones
+HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
 NOTHING = 0.05  # a smaller factor cannot be told from 0 in every pair
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
 SECONDS = 2.5  # processor time for one pass of one problem
@@ -52,9 +59,9 @@ MOST_WHOLE, MOST_PARTIAL = (
     40,
     3,
 )  # how many places of a kind are tried: those that explain everything, and those that do not
-# Slots that change the weights of other blocks in the row, or of other columns.
+# Choices that change weights outside of their own block, or in other columns.
 OF_ROW_SUMS = {"merge", "count", "centred", "o_times", *components("v")}
-# The matrix in which a wrong token moves shares elsewhere, by the name of the choice.
+# Choices of tokens by which a share can land in a wrong row or column, and the matrix in which that shows.
 LANDING = {
     "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
 }  # fmt: skip
@@ -65,9 +72,9 @@ CARRIED = (
 
 @dataclass(frozen=True)
 class Match:
-    """How far a prediction agrees with what was read.
+    """How far a prediction agrees with what was read, by matrix.
 
-    ``equal``: which elements agree, by matrix. ``alike`` [a, b, h, i, 2]: which halves of rows agree up to a factor.
+    ``equal``: which elements agree. ``alike`` [a, b, h, i, 2]: which halves of a block's rows agree up to a factor.
     ``ours``: the prediction.
     """
 
@@ -81,23 +88,23 @@ class Match:
 
     @cached_property
     def blocks(self) -> dict[str, Booleans]:
-        """The blocks, [a, b] (for row tensors [a]), in which every element agrees, by matrix."""
+        """By matrix, the blocks [a, b] in which every element agrees; for lse and V, the workers [a]."""
         return {name: in_blocks(x, np.all) for name, x in self.equal.items()}
 
     @cached_property
     def wrong(self) -> dict[str, int]:
-        """The number of elements of each matrix that disagree, and of halves of rows that are not alike."""
+        """The number of elements that disagree, by matrix; under 'shape of ...', of halves of rows that are not ``alike``."""
         return {name: int(x.size - x.sum()) for name, x in self.equal.items()} | {
             f"shape of {name}": int(x.size - x.sum()) for name, x in self.alike.items()
         }
 
     @cached_property
     def score(self) -> float:
-        """The fractions of the matrices that agree, summed over the matrices."""
+        """The fraction of each matrix that agrees, summed over the matrices."""
         return sum(float(x.mean()) for x in self.equal.values())
 
     def gain(self, plain: Match) -> float:
-        """Return how much of what disagrees in ``plain`` agrees here."""
+        """Return the fraction of the wrong elements in ``plain`` that are right here, summed over the matrices."""
         total = 0.0
         for name, wrong in plain.wrong.items():
             weight = 0.5 if name.startswith("shape") else 1.0
@@ -111,9 +118,10 @@ class Match:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The faults of a pass. ``whole``: they account for everything that was read; ``others``: other such sets.
+    """The faults of a pass. ``whole``: they account for everything that was read.
 
-    ``base``: what the backward pass computes apart from the faults, '' if it is the gradient of attention.
+    ``others``: other sets of faults that account for everything. ``base``: what the backward pass computes apart from
+    the faults; '' if it is the gradient of attention.
     """
 
     faults: tuple[Fault, ...]
@@ -124,25 +132,25 @@ class Explanation:
 
 
 def in_blocks(x: Booleans, which: Callable[..., Booleans]) -> Booleans:
-    """Reduce pairs [a, b, h, i, j] to blocks [a, b], or rows [a, h, i] to workers [a]."""
+    """Reduce pairs [a, b, h, i, j] to blocks [a, b], or rows [a, h, i] to workers [a]; ``which`` is np.any or np.all."""
     return which(x, axis=tuple(range(2 if x.ndim == 5 else 1, x.ndim)))
 
 
 def near(seen: Array, ours: Array, size: Array, tolerance: float) -> Booleans:
-    """Return where two arrays differ by at most ``tolerance`` of ``size``; NaN is never equal, the same infinity is."""
+    """Return where two arrays differ by at most ``tolerance`` times ``size``. NaN never agrees; equal infinities do."""
     with np.errstate(invalid="ignore"):
         close = np.abs(seen - ours) <= tolerance * size + ZERO
         return (close & np.isfinite(ours)) | (seen == ours)
 
 
 def alike(seen: Array, ours: Array, tolerance: float) -> Booleans:
-    """Return which halves of rows, [a, b, h, i, 2], have the same zeros and differ by one positive factor."""
+    """Return which halves of rows, [a, b, h, i, 2], have the same zeros and otherwise differ by one positive factor."""
     halves = (*seen.shape[:4], 2, -1) if seen.shape[4] % 2 == 0 else (*seen.shape[:4], 1, -1)
     return ratio_steady(seen.reshape(halves), ours.reshape(halves), tolerance)
 
 
 def ratio_steady(seen: Array, ours: Array, tolerance: float) -> Booleans:
-    """Return where two arrays have, along the last axis, the same zeros and differ by one positive factor."""
+    """Return where two arrays, along the last axis, have the same zeros and otherwise differ by one positive factor."""
     with np.errstate(invalid="ignore", divide="ignore"):
         nothing = np.abs(ours) <= ZERO
         zeros = (np.abs(seen) <= ZERO) == nothing
@@ -154,15 +162,16 @@ def ratio_steady(seen: Array, ours: Array, tolerance: float) -> Booleans:
 
 
 def of_pairs(halves: Booleans, slots: int) -> Booleans:
-    """Repeat a value for each half of a row to pairs [a, b, h, i, j]."""
+    """Repeat the value of each half of a row, so that every pair [a, b, h, i, j] has one."""
     return np.repeat(halves, slots // halves.shape[4], axis=4)
 
 
 def in_tiles(inside: Booleans, outside: Booleans, either: Booleans) -> Booleans:
-    """Complete the pairs ``inside`` [a, b, h, i, j] to whole tiles, with pairs of ``either``, which show nothing.
+    """Complete the pairs ``inside`` [a, b, h, i, j] to whole tiles by adding pairs of ``either``.
 
-    The tiles are the largest in which no pair of ``inside`` meets one of ``outside``. Their sides are those of a block,
-    divided by powers of 2.
+    ``either``: pairs that may be inside or outside. A tile is a rectangular part of a block whose sides are those of
+    the block divided by powers of 2. The largest tiles that never contain pairs of both ``inside`` and ``outside`` are
+    used.
     """
     n = inside.shape[3]
     sizes = [n >> x for x in range(n.bit_length()) if n % (1 << x) == 0]
@@ -179,7 +188,11 @@ Predict = Callable[[Choices], Match]
 
 
 class Reader:
-    """Explains what was read from one problem; an element may differ by ``tolerance`` times the size of its terms."""
+    """Explains the results of one problem.
+
+    ``tolerance``: the largest difference that counts as equal, relative to the size of an element's terms. ``seconds``:
+    processor time for each search.
+    """
 
     def __init__(self, pairs: Pairs, tolerance: float, seconds: float = SECONDS) -> None:
         geometry = pairs.geometry
@@ -217,7 +230,7 @@ class Reader:
         )
 
     def forward(self, seen: Seen) -> tuple[Explanation, Choices]:
-        """Explain the forward pass; return the faults, and the choices with these faults."""
+        """Explain the forward pass; return the explanation, and the choices of a ring with its faults."""
         model = self.model
 
         def predict(choices: Choices) -> Match:
@@ -235,10 +248,13 @@ class Reader:
     def forward_faults(
         self, seen: Seen, predict: Predict, choices: Choices, match: Match, last: bool
     ) -> Candidates:
-        """Yield faults that may account for more, with their matches; ``last``: only for everything that is left.
+        """Yield faults that may explain more, each with its match.
 
-        A row does not depend on other rows, and the shape of a block's row does not depend on other blocks. So one
-        evaluation of a kind, applied everywhere, shows where it helps.
+        ``choices`` and ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all
+        that is still wrong.
+
+        A row does not depend on other rows, and the ratios between the weights of a row within a
+        block do not depend on other blocks. So one evaluation with a kind applied everywhere shows where it helps.
         """
         kinds, places = self.tried("forward")
         m, l, p, _ = self.model.blocks(choices)
@@ -292,8 +308,8 @@ class Reader:
     ) -> list[Place]:
         """Return the sets of blocks in which a kind that changes row sums may explain some rows.
 
-        ``l`` [a, b, h, i]: row sums of the blocks. ``shaped`` [a, h, i]: rows whose weights are right up to a factor for
-        each block.
+        ``l`` [a, b, h, i]: row sums of the blocks. ``shaped`` [a, h, i]: rows whose weights are correct in every block
+        up to one factor for the block.
         """
         wrong, of_merge = self.wrong_rows(match), "merge" in kind.slots
         heads = "v.head" in kind.slots
@@ -305,13 +321,13 @@ class Reader:
         at = self.tried("forward")[1].possible(computed & able[:, None], right)
         if heads:
             return at
-        # Until each row has the right shape, a wrong merge explains only a few rows.
+        # Until the weights of each row are correct up to a factor, a wrong merge explains only a few rows.
         rare = "hidden_merge" in kind.slots and not self.of_empty(kind)
         few = at[:FEW] if rare or (wrong & ~shaped).any() else at
         return [x for x in few if self.merges_well(kind, x, seen, choices, match)]
 
     def tiles_alike(self, tiles: Tiles, seen: Array, ours: Array) -> bool:
-        """Tell whether each row of each tile differs by one factor: what a wrong merge of these tiles does."""
+        """Return whether, in every tile, each row is correct up to a factor, as after a wrong merge of these tiles."""
         parts = [(seen[..., keys], ours[..., keys]) for keys in tiles.of(self.geometry)]
         return all(
             (ratio_steady(x, y, self.tolerance) | (np.abs(x) <= FAINT).all(axis=-1)).all()
@@ -321,9 +337,10 @@ class Reader:
     def read_pairs(
         self, kind: Kind, seen: Seen, choices: Choices, ours: Booleans, there: Booleans
     ) -> Booleans | None:
-        """Return the pairs [a, b, h, i, j] whose weights alone show that the forward pass makes this mistake there.
+        """Return the pairs [a, b, h, i, j] whose weights alone show this mistake of the forward pass.
 
-        None if they do not show this kind. ``ours``, ``there``: where the model and the target have a weight.
+        None if the weights cannot show this kind. ``ours`` and ``there``: pairs whose weight is not 0, as predicted and
+        as observed.
         """
         changes = dict(kind.changes)
         masks = {"mask", "value_mask"} & changes.keys()
@@ -349,11 +366,11 @@ class Reader:
     def in_pairs(
         self, phase: str, kind: Kind, pairs: Booleans, predict: Predict, choices: Choices
     ) -> Candidates:
-        """Try a mistake in exactly the pairs that show it, if they can be listed in few words."""
+        """Try a kind at exactly the pairs that show it, if a short list describes them."""
         masks = [value for slot, value in kind.changes if slot in ("mask", "value_mask")]
         patterns = [self.model.masks[int(np.asarray(x))] for x in masks if np.asarray(x) >= 0]
         if not all(x.all() or not x.any() for x in patterns):
-            return  # of a pattern that differs from pair to pair, pairs say nothing
+            return  # pairs show only a mask that hides all of them or none
         place = pairs_listed(self.geometry, pairs, self.tried(phase)[1].blocks)
         if place is not None:
             fault = Fault(phase, kind, place)
@@ -362,7 +379,7 @@ class Reader:
     def merges_well(
         self, kind: Kind, place: Place, seen: Seen, choices: Choices, match: Match
     ) -> bool:
-        """Tell whether a wrong merge gives the block weights, or the lse, of any row for which it was wrong before."""
+        """Return whether a wrong merge at ``place`` corrects at least one row: its weights summed over each block, or its lse."""
         c = Fault("forward", kind, place).applied(choices)
         weight, lse = self.model.weights_of_blocks(c)
         p = self.model.blocks(c)[3].sum(axis=4)
@@ -381,11 +398,11 @@ class Reader:
         return np.asarray(wrong | ~match.equal["lse"] if "lse" in match.equal else wrong)
 
     def of_empty(self, kind: Kind) -> bool:
-        """Tell whether a wrong merge changes only the rows that see no key of a block."""
+        """Return whether a wrong merge affects only rows that see no key of a block."""
         return MERGES[int(np.asarray(dict(kind.changes).get("merge", 0)))] == EMPTY
 
     def joining(self, kind: Kind, l: Array) -> Booleans:
-        """Return the rows of blocks, [a, b, h, i], that a wrong merge can change."""
+        """Return which rows of each block, [a, b, h, i], a wrong merge can change."""
         here = l != 0
         changed: Any = dict(kind.changes)
         if self.of_empty(kind):
@@ -411,7 +428,10 @@ class Reader:
         phase: str = "forward",
         loosely: bool = False,
     ) -> Candidates:
-        """Try a kind in the places that contain most of ``good`` and nothing of ``bad``, or little of it if ``loosely``."""
+        """Try a kind in the places that contain most of ``good`` and nothing of ``bad``.
+
+        ``loosely``: a place may contain a little of ``bad``.
+        """
         fitting = places.fitting(good, bad, MOST_WHOLE, loosely, "result_of" in names_of(kind))
         gained, lost = (np.asarray(x, float).sum(axis=(2, 3, 4)) for x in (good, bad))
         blocks = np.asarray((gained > 0) & (lost <= (0.5 * gained if loosely else 0)))
@@ -434,7 +454,7 @@ class Reader:
     def in_rows(
         self, kind: Kind, places: Places, predict: Predict, choices: Choices, match: Match
     ) -> Candidates:
-        """Try a kind that is chosen for workers, in the rows that it corrects."""
+        """Try a kind that workers choose for all their blocks, in the rows that it corrects."""
         everywhere = Fault("forward", kind, places.blocks[0])
         got = predict(everywhere.applied(choices))
         good, bad = self.rows(match, got)
@@ -446,7 +466,7 @@ class Reader:
     def by_blocks(
         self, kind: Kind, places: Sequence[Place], predict: Predict, choices: Choices, match: Match
     ) -> Candidates:
-        """Try a kind that changes whole rows, in each set of blocks, and there in the rows and heads that it corrects."""
+        """Try a kind that changes whole rows: in each of ``places``, and in only the rows and heads there that it corrects."""
         for place in places:
             fault = Fault("forward", kind, place)
             got = predict(fault.applied(choices))
@@ -460,7 +480,7 @@ class Reader:
                 yield one, predict(one.applied(choices))
 
     def rows(self, before: Match, after: Match) -> tuple[Array, Array]:
-        """Return two arrays [a, 1, h, i, j]: how much of each row is corrected, and whether anything becomes wrong."""
+        """Return how much of each row ``after`` corrects, and whether it makes the row wrong: two arrays [a, 1, h, i, j]."""
         shape = (self.geometry.workers, self.geometry.heads, self.geometry.slots)
         good, bad = np.zeros(shape), np.zeros(shape, bool)
         for name, was in before.equal.items():
@@ -481,8 +501,9 @@ class Reader:
     def backward(self, seen: Seen, choices: Choices, forward_is_whole: bool) -> Explanation:
         """Explain the backward pass, given the lse and delta that the kernel's forward pass returned.
 
-        Apart from faults, it may be the gradient of attention, the gradient of the wrong forward pass, or a backward pass
-        with the same wrong choices as the forward pass.
+        Apart from its faults, the backward pass may be the gradient of attention, the gradient of the wrong forward
+        pass, or a pass that makes the same wrong choices as the forward pass. It may also use o and lse as they were
+        before the forward pass stored them wrongly.
         """
         forward = self.model.forward(choices)
         returned = forward.lse if seen.lse is None else seen.lse, seen.through
@@ -493,7 +514,7 @@ class Reader:
             or all(choices[x] is self.model.right[x] for x in STORED)
         ):
             return found
-        # What is stored wrongly may be returned alone: the backward has the results from before.
+        # The backward pass may use o and lse as they were before they were stored wrongly.
         before = choices.taking(STORED, self.model.right)
         if all(x is self.model.right[slot] for slot, x in before.of.items()):
             before = self.model.right
@@ -513,7 +534,10 @@ class Reader:
         lse: Array,
         through: Array,
     ) -> Explanation:
-        """Explain the backward pass from given results of the forward pass: ``lse`` [a, h, i], and ``through``, o times each dy."""
+        """Explain the backward pass from given results of the forward pass.
+
+        ``lse`` has the axes [a, h, i], and ``through`` contains the products of each row of o with every dy.
+        """
         model = self.model
 
         def predict(base: Choices) -> Match:
@@ -574,11 +598,14 @@ class Reader:
     def backward_faults(
         self, predict: Predict, choices: Choices, match: Match, last: bool
     ) -> Candidates:
-        """Yield faults that may account for more, with their matches; ``last``: only for everything that is left.
+        """Yield faults that may explain more, each with its match.
 
-        What a kind changes in one block does not depend on other blocks, unless it moves shares. So one evaluation,
-        applied everywhere, shows in which pairs it gives the observed numbers. A share that is moved makes two elements
-        wrong: the one where it is missing and the one where it is added.
+        ``choices`` and ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all
+        that is still wrong.
+
+        What a kind changes in one block does not depend on other blocks, unless it adds shares to
+        wrong rows. So one evaluation with the kind applied everywhere shows which pairs it explains. A share that is
+        added to a wrong row makes two elements wrong: the one where it is missing and the one where it is added.
         """
         kinds, places = self.tried("backward")
         wrong = {name: not x.all() for name, x in match.equal.items()}
@@ -629,9 +656,12 @@ class Reader:
         phase: str = "backward",
         seen: Array | None = None,
     ) -> tuple[Array, Booleans]:
-        """Return the pairs whose shares may have been moved: something is wrong both where they belong and where they go.
+        """Return how many shares of each pair this kind may have moved.
 
-        The second array has the pairs whose shares cannot have been moved. ``seen``: the weights of a forward pass.
+        A share may have been moved if something is wrong both where it belongs and where the kind would move it.
+
+        The second array marks the pairs with a share that cannot have been moved. ``moved``: the matrices with moved
+        shares. ``seen``: the weights that were read, for a forward pass.
         """
         model, shape = self.model, self.model.shape
         home = model.right
@@ -649,7 +679,8 @@ class Reader:
             wrong = ~match.equal[name]
             share = np.abs(match.ours[name]) > ZERO
             may = wrong & wrong.ravel()[at]
-            if seen is not None:  # what has moved is not here any more, unless something else came
+            # Where a share was moved away, the weight is 0, unless another share landed there.
+            if seen is not None:
                 lands = np.bincount(at[share & ~stays], minlength=at.size).reshape(shape) > 0
                 may = may & ((np.abs(seen) <= ZERO) | lands)
             good = good + (share & may & ~stays)
@@ -676,7 +707,7 @@ PERHAPS = {
 
 
 def names_of(kind: Kind) -> set[str]:
-    """Return the names of the choices that a kind changes, without the component 'worker', 'head' or 'slot'."""
+    """Return the names of the choices that a kind changes, without the ending 'worker', 'head' or 'slot'."""
     return {slot.split(".")[0] for slot in kind.slots}
 
 
@@ -724,9 +755,14 @@ def explain(
     proposed: Callable[[Choices, Match, bool], Candidates],
     seconds: float,
 ) -> Explanation:
-    """Return the smallest set of faults that accounts for everything; failing that, a partial set.
+    """Return the smallest set of faults that explains everything; if none is found, a set that explains a part.
 
-    Among sets of equal size, the simplest is chosen. Each fault of a partial set accounts for the blocks that it changes.
+    Of sets with equally many faults, the simplest is returned. Each fault of a partial set explains the blocks that it
+    changes.
+
+    ``keep`` stores what similar choices have in common, so that they are predicted faster. ``predict``
+    compares a prediction with what was read, and ``proposed`` yields the faults to try. ``base`` are the choices without
+    faults.
     """
     started = time.thread_time()
     keep(base)
@@ -737,7 +773,7 @@ def explain(
     best = beam
 
     def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
-        """Return the sets with one more fault that account for everything, and those that account for more than before."""
+        """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
         whole: list[Chain] = []
         tried: list[Chain] = []
         for faults, match in beam:
@@ -779,7 +815,7 @@ def explain(
 
 
 def varied(tried: Sequence[Chain], most: int) -> list[Chain]:
-    """Return the first ``most`` sets, without those that give the same as an earlier set or are a part of it."""
+    """Return the first ``most`` sets, without those that predict the same as an earlier set or are part of one."""
     found: list[Chain] = []
     for chain in tried:
         same = any(
@@ -795,7 +831,7 @@ def varied(tried: Sequence[Chain], most: int) -> list[Chain]:
 
 
 def part_of(faults: Sequence[Fault], others: Sequence[Fault]) -> bool:
-    """Tell whether ``faults`` are of the same kinds as ``others``, each within the place of the other."""
+    """Return whether each of ``faults`` has a fault of the same kind in ``others``, at a place that contains its own."""
     return all(
         one.kind is other.kind and not (one.place.table & ~other.place.table).any()
         for one, other in zip(faults, others, strict=True)
@@ -803,7 +839,7 @@ def part_of(faults: Sequence[Fault], others: Sequence[Fault]) -> bool:
 
 
 def loses(value: object) -> bool:
-    """Tell whether a factor leaves nothing, or next to nothing, of a share somewhere."""
+    """Return whether a factor removes all, or nearly all, of a share somewhere."""
     factors = np.asarray(value)
     return factors.dtype.kind == "f" and bool((np.abs(factors) < NOTHING).any())
 
@@ -819,17 +855,18 @@ def holds(
     fault: Fault,
     match: Match,
 ) -> bool:
-    """Tell whether a fault of a partial set accounts for every block that it changes.
+    """Return whether a fault of a partial set explains every block that it changes.
 
-    It must make nothing wrong. In the forward pass, and for the last products of the backward pass, the blocks that it
-    changes must agree in every matrix; otherwise in some matrix. For a fault whose effect on a block depends on no other block, it is enough that
-    the shapes of the block's rows agree.
+    The fault must not make anything wrong. If it removes shares, every matrix that it may change must agree everywhere.
+    The blocks that it changes must agree. For a fault in the forward pass, or only in the products for dq, dk and dv,
+    they must agree in every matrix; for other faults, in at least one. For a fault whose effect on a block does not depend on
+    other blocks, it is enough that the block's rows agree up to a factor.
     """
     without = predict(composed(base, [one for one in faults if one is not fault]))
     if any((x & ~match.equal[name]).any() for name, x in without.equal.items()):
         return False
     if any(loses(value) for _, value in fault.kind.changes):
-        # As long as something is unexplained elsewhere, what is missing here may have been moved there.
+        # While anything is unexplained elsewhere, a share that is missing here may have been moved there.
         names = matrices(fault.kind) if fault.phase == "backward" else tuple(match.ours)
         if not all(match.equal[name].all() for name in names):
             return False

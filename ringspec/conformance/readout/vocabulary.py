@@ -1,4 +1,10 @@
-"""The single faults that are tried: what a kernel may do wrong. :mod:`ringspec.conformance.readout.places` lists where."""
+"""The single faults that are tried: every mistake that a kernel may make.
+
+A *kind* is a mistake, expressed as wrong values of a ring's choices. A *fault* is a kind at a place, which is a set of
+pairs of tokens (:mod:`ringspec.conformance.readout.places`). A *block* contains the pairs of one worker's queries with
+one worker's keys. A *share* is what one pair adds to a row of dq, dk or dv. A backward pass may consist of two KERNELS,
+one for dq, and one for dk and dv.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +35,7 @@ from ringspec.conformance.readout.merges import LN2, MERGES
 from ringspec.conformance.readout.places import Place, place_named
 from ringspec.conformance.readout.sources import Source, sources
 
-# Slots of what both kernels of a backward compute: p, dp and dS.
+# Choices for what both kernels of a backward pass compute: p, dp and dS.
 OF_BOTH = {
     "q", "k", "v", "dy", "mask", "centred", "hidden_score", "times", "count", "lse", "lse_of", "delta", "delta_dy", "delta_o",
     "delta_times", "ds_times", "dlse_of", "dlse_times",
@@ -38,10 +44,11 @@ OF_BOTH = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A wrong choice: ``changes`` of slots of :class:`Choices`, and ``words`` that complete 'In the forward pass, ...'.
+    """A mistake: ``changes`` are names of choices in :class:`Choices` with their wrong values.
 
-    ``cost`` is lower for the more usual mistakes. ``of_workers``: the choice is made for workers, not for blocks.
-    ``only``: the one of KERNELS that makes the mistake, '' if both do.
+    ``words`` complete 'In the forward pass, ...'. ``cost`` is lower for more usual mistakes. ``of_workers``: the choice
+    is made for whole workers or their queries, not for blocks. ``only``: the one of KERNELS that makes the mistake;
+    '' if both do.
     """
 
     words: str
@@ -57,7 +64,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Fault:
-    """A wrong choice (``kind``) in some blocks (``place``) of one pass (``phase``)."""
+    """A mistake (``kind``) at a ``place`` in one pass: ``phase`` is 'forward' or 'backward'."""
 
     phase: str
     kind: Kind
@@ -81,7 +88,10 @@ class Fault:
 def kinds_of(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool = True
 ) -> list[Kind]:
-    """Return every wrong choice of a pass; ``distinct``: without those that have the same effect as a simpler one."""
+    """Return every kind of mistake in a pass.
+
+    ``distinct``: leave out kinds that have the same effect in this ring as a simpler one.
+    """
     blocks = block_kinds(geometry, phase, masks, distinct)
     if phase == "forward":
         return [*blocks, *forward_kinds(geometry, masks, distinct)]
@@ -90,9 +100,10 @@ def kinds_of(
 
 
 def both_kernels(kind: Kind) -> bool:
-    """Tell whether a mistake may be made in only one kernel of the backward pass.
+    """Return whether one of KERNELS can make this mistake without the other.
 
-    That excludes factors on dS and on a block: in one kernel, they are factors on its gradients, which have their own kinds.
+    Factors on dS and on a block are excluded: in a single kernel they are factors on its gradients, which have their
+    own kinds.
     """
     slots = {slot.split(".")[0] for slot in kind.slots}
     alone = slots <= {"ds_times", "count"} or slots & {*OF_ALL, "exchanged"}
@@ -100,7 +111,7 @@ def both_kernels(kind: Kind) -> bool:
 
 
 def in_one_kernel(kind: Kind) -> Iterator[Kind]:
-    """Yield the same mistake in the kernel of dq alone, and in that of dk and dv alone."""
+    """Yield the mistake as made only by the kernel of dq, then as made only by the kernel of dk and dv."""
     for kernel in KERNELS:
         words = f"{kind.words} (for {kernel} alone)"
         yield dataclasses.replace(kind, words=words, cost=kind.cost + 0.4, only=kernel)
@@ -109,9 +120,9 @@ def in_one_kernel(kind: Kind) -> Iterator[Kind]:
 def fault_named(
     geometry: Geometry, masks: Sequence[Mask], name: tuple[str, str, str]
 ) -> Fault | None:
-    """Return the fault with this ``Fault.name`` in a geometry whose patterns are ``masks``; None if it has no such fault.
+    """Return the fault with this ``Fault.name`` in the ring of ``geometry`` and ``masks``; None if it has no such fault.
 
-    In this geometry the fault may have the same effect as another one, or none.
+    In this ring, the fault may have the same effect as another one, or none.
     """
     phase, words, where = name
     kinds = kinds_of(geometry, phase, masks, False)
@@ -123,7 +134,7 @@ def fault_named(
 
 
 def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
-    """Return factors that kernels apply by mistake, with words that follow 'is' or 'are'."""
+    """Return the factors that a kernel may apply by mistake, with words that follow 'is' or 'are'."""
     scale, W, group = geometry.scale, geometry.workers, geometry.group
     numbers = {3, W, W + 1, group} if distinct else set(range(3, max(W + 2, group + 1, 9)))
     return [
@@ -159,7 +170,7 @@ CAP_SLOPE_WORDS = {
 def block_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
-    """Yield what a block may do wrong in either pass: masks and scores."""
+    """Yield the mistakes that a block can have in either pass, such as a wrong mask or a factor on the scores."""
     for mask in masks if distinct else every_mask(geometry):
         if mask.words:
             yield Kind(mask.words, (("mask", number_of(mask.pattern, masks)),), mask.cost)
@@ -203,14 +214,17 @@ def block_kinds(
 
 @dataclass(frozen=True)
 class Operand:
-    """An input of a block: its noun in sentences, and the choices of tokens (:class:`Choices`) that give it."""
+    """An input of a block, with the ``noun`` that sentences use for it.
+
+    ``of`` has the names of the choices that say from which token the input is taken.
+    """
 
     noun: str
     of: tuple[str, ...]
     cost: float = 1.0
 
     def taken(self, source: Source) -> Kind:
-        """Return the fault of taking this input from a wrong source."""
+        """Return the mistake of taking this input from a wrong source."""
         return Kind(self.told(source), tables_at(self.of, source), self.cost + source.cost)
 
     def told(self, source: Source) -> str:
@@ -258,7 +272,7 @@ BACKWARD_OPERANDS = {
 def operand_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
-    """Yield the faults of taking each operand from each wrong source."""
+    """Yield the mistakes of taking an input of a block from a wrong source."""
     operands = FORWARD_OPERANDS if phase == "forward" else BACKWARD_OPERANDS
     for side in ("k", "q"):
         for source in sources(geometry, phase, side, distinct):
@@ -308,7 +322,7 @@ LSE_GIVEN_WORDS = {
 
 
 def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
-    """Yield what only a forward pass may do wrong: operands, merges, completing o and lse, storing the results."""
+    """Yield the mistakes that only a forward pass can make: in inputs, in merges, and in the final o and lse."""
     yield from operand_kinds(geometry, "forward", masks, distinct)
     right = masks[0].pattern
     for mask in masks if distinct else every_mask(geometry):
@@ -381,7 +395,7 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
 
 
 def tile_kinds(geometry: Geometry) -> Iterator[Kind]:
-    """Yield the faults of merging tiles of keys within a block, or within all blocks one after the other."""
+    """Yield the mistakes in merging tiles of keys, within each block or across all blocks."""
     for size in (2, 3, 4):
         for name in merges.IN_TILES if size < geometry.run else ():
             for through, where in ((False, "within a block"), (True, "of all blocks")):
@@ -400,7 +414,7 @@ def tile_kinds(geometry: Geometry) -> Iterator[Kind]:
 
 
 def result_kinds(geometry: Geometry) -> Iterator[Kind]:
-    """Yield the faults of merging a block's results into the running results of other rows."""
+    """Yield the mistakes of merging a block's result into the running results of other rows."""
     n, half = geometry.slots, max(geometry.slots // 2, 1)
     i, h = np.arange(n), np.arange(geometry.heads)
     for words, rows in (
@@ -476,7 +490,7 @@ DV_WORDS = {
 
 
 def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
-    """Yield what only a backward pass may do wrong: statistics, operands, products, and where shares are added."""
+    """Yield the mistakes that only a backward pass can make, such as a wrong lse, delta or product."""
     both = (("lse", LSES.index("block")), ("delta", DELTAS.index("block")))
     yield Kind(
         "p is computed with the block's own lse, and delta is summed over only the block's keys",
@@ -527,9 +541,7 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
 def dlse_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield the faults of using dlse, the gradient that arrives for lse."""
     yield Kind("dlse is left out", (("dlse_times", 0.0),), 0.95)
-    yield Kind(
-        "dlse is added to delta, not subtracted from it", (("dlse_times", -1.0),), 0.95
-    )
+    yield Kind("dlse is added to delta, not subtracted from it", (("dlse_times", -1.0),), 0.95)
     for words, value in factors(geometry, distinct):
         if value != -1:
             yield Kind(f"dlse is {words}", (("dlse_times", value),), 1.0)
@@ -553,7 +565,7 @@ def at_counts(names: Sequence[str], value: object) -> tuple[tuple[str, object], 
 
 
 def product_kinds(geometry: Geometry) -> Iterator[Kind]:
-    """Yield the faults of using wrong matrices in the products that give dq, dk and dv."""
+    """Yield the mistakes in the products that give dq, dk and dv, and in the buffers that hold these gradients."""
     yield Kind("dy is taken as 1 everywhere (the gradient of the sum of o)", (("dy_ones", True),))
     yield Kind("dS is not transposed in the product for dk", (("turned", 1),))
     yield Kind("P is not transposed in the product for dv", (("turned", 2),))
@@ -590,7 +602,7 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
             words = f"{listing(names)} of a tile of {size} tokens still contain{'s' if len(names) == 1 else ''} those of the tiles before it (the tile is not cleared)"
             if size < geometry.run:
                 yield Kind(words, (("uncleared", (*names, "tiles", size)),), 1.2)
-    # What stays on a worker is added again by every later step if its buffer is not cleared.
+    # If the buffer of a gradient that stays on a worker is not cleared, every later step adds its contents again.
     again = (geometry.workers - geometry.steps("backward"))[:, :, None, None, None].astype(float)
     for names in GRADIENTS[:4]:
         if not {"dq"} <= set(names) if ("dq",) in travelling else names == ("dq",):
@@ -599,7 +611,7 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
 
 
 def buffer_kinds(geometry: Geometry, names: Sequence[str]) -> Iterator[Kind]:
-    """Yield the faults of the buffers of travelling gradients ``names``: not cleared, or added too late."""
+    """Yield the mistakes in the buffers of the travelling gradients ``names``: not cleared, or added one step late."""
     what = f"a block's {listing(names)}"
     yield Kind(
         f"{what} still contain{'s' if len(names) == 1 else ''} those of the earlier steps (the buffer is not cleared)",
@@ -622,12 +634,12 @@ def buffer_kinds(geometry: Geometry, names: Sequence[str]) -> Iterator[Kind]:
 
 
 def goal_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
-    """Yield the faults of adding shares of gradients to the wrong tokens."""
+    """Yield the mistakes of adding shares of gradients to the wrong tokens."""
     for side, of in (("q", (("dq",),)), ("k", (("dk", "dv"), ("dk",), ("dv",)))):
         for source in sources(geometry, "backward", side, distinct):
             for names in of:
                 what, several = listing(names), len(names) > 1
-                # Cheaper than keys and values from elsewhere, which give the same results where nothing is masked.
+                # Lower than the cost of wrong keys and values, which give the same results where nothing is masked.
                 cost = 0.95 if several else 1.0 if side == "q" else 1.1
                 words = (
                     f"{what} {verb(names)} added to {'those' if several else 'that'} {source.words}"
