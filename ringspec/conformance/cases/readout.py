@@ -18,6 +18,7 @@ from ringspec.conformance.cases.problems import Seen, judged
 from ringspec.conformance.readout.evidence import picture_of
 from ringspec.conformance.readout.problems import (
     CIRCULATIONS,
+    FEATURES,
     REASON,
     SETTINGS,
     Problem,
@@ -28,6 +29,7 @@ from ringspec.conformance.target.capabilities import FORMATS, Capabilities, why_
 from ringspec.conformance.target.protocol import Call
 
 SMOKE = SETTINGS[:3]
+RULES = {"documents": ("MASK-5",), "softcap": ("FWD-3",), "dlse": ("BWD-3", "RING-7")}
 
 
 def cases(profile: str = "core") -> list[RunCase]:
@@ -40,7 +42,8 @@ def case_of(setting: Setting) -> RunCase:
         layouts=(setting.layout,),
         circulations=(setting.circulation or CIRCULATIONS[0],),
         directions=(1, -1),
-        masks=("causal", "window"),
+        masks=("causal", "window", "documents"),
+        features=FEATURES,
         formats=FORMATS,
     )
 
@@ -71,7 +74,7 @@ def case_of(setting: Setting) -> RunCase:
         needed(alone),
         make,
         judge,
-        rules=("RING-1", "FWD-4", "BWD-5", "MASK-9"),
+        rules=("RING-1", "FWD-4", "BWD-5", "MASK-9", *RULES.get(setting.mask, ())),
         claimed=claimed,
         narrowed=needed,
     )
