@@ -40,7 +40,7 @@ def block_forward(
 def masked_scores(
     q: Tensor, k: Tensor, low: Tensor, high: Tensor, first_key: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute the scores scale * q k [128, n], with HIDDEN for masked keys, and minus the row maximum [128, 1]."""
+    """Return the scores scale * q k [128, n], with HIDDEN for masked keys, and the negated row maximum [128, 1]."""
     length = k.shape[1]
     scores = nl.ndarray((ROWS, length), dtype=nl.float32, buffer=nl.sbuf)
     tops = nl.ndarray((ROWS, (length + KEYS - 1) // KEYS), dtype=nl.float32, buffer=nl.sbuf)

@@ -124,10 +124,11 @@ def dealt_otherwise(geometry: Geometry) -> list[Integers]:
 def relations(
     geometry: Geometry, phase: str, side: str, distinct: bool = True
 ) -> dict[str, Integers]:
-    """Return tables [a, b] of workers that may be taken for the owner of a block's queries ('q') or keys ('k').
+    """Return, for each block, the workers that a kernel may wrongly take for the owner of its queries or keys.
 
-    Worker a owns the queries of block [a, b], and worker b its keys. The result is a dict from words, which describe
-    the workers, to tables. ``distinct``: leave out tables that equal the correct owners or an earlier table.
+    Each table [a, b] gives one such worker for block [a, b]; its key in the dict describes the worker in words.
+    ``side``: 'q' for the owner of the queries, which is a, or 'k' for that of the keys, which is b. ``distinct``: leave
+    out tables that equal the correct owners or an earlier table.
     """
     W, d = geometry.workers, geometry.direction
     a, b = np.indices((W, W))

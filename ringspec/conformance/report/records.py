@@ -45,8 +45,8 @@ class Record:
     case requires of a target. ``reason``: why the case is not claimed, or why its failure is expected. ``message``:
     what is wrong; for a pass, what the target printed. ``findings``: the comparison of each worker's tensors with the
     correct values. ``truth``: what the results are compared with, such as 'exact'. ``seconds``: how long the case took.
-    ``flags``: the known bugs that the case detects. ``used``: the claimed values that its calls used, by kind
-    (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``, ``noise``, ``diagnosis``: the attention
+    ``flags``: the known bugs that the case detects. ``used``: which of the values that the target claims its
+    calls used, such as the layouts (:func:`ringspec.conformance.report.coverage.used_by`). ``picture``, ``noise``, ``diagnosis``: the attention
     pattern, the outcome of the statistical tests and the named bug as plain data, or None.
     """
 

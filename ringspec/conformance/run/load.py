@@ -147,7 +147,10 @@ def from_file(path: Path, spec: str) -> ModuleType:
 
 @contextlib.contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Put a folder first on the import path, then move it to the end, because functions may import later."""
+    """Put a folder first on the import path, and leave it last on the path afterwards.
+
+    It stays on the path because functions of the loaded file may import modules when they are called.
+    """
     place = str(folder)
     sys.path.insert(0, place)
     try:

@@ -251,7 +251,7 @@ def explanation_for(target: Target, trial: Trial, deadline: float) -> Told:
 
 
 def sentences(explanation: Told, call: Call) -> tuple[str, ...]:
-    """Describe those faults of an explanation that are in the passes of this call."""
+    """Describe the faults that an explanation gives for the passes of this call."""
     return tuple(one.told() for one in explanation.faults if one.phase in call.passes)
 
 
