@@ -80,6 +80,8 @@ WRONG = {
     "lse of block": "lse becomes that of the new block (o is merged correctly with it)",
     "o by the first head's factor": "the running o is rescaled by the factor of the first query head of each key head (l is correct)",
     "running by the first head's factor": "the running o and l are rescaled by the factor of the first query head of each key head",
+    "o by head 0's factor": "the running o is rescaled by the factor of head 0 (l is correct)",
+    "running by head 0's factor": "the running o and l are rescaled by the factor of head 0",
     "weights of other rows": "the weights of a merge are read in the order (token, head) (lse is correct)",
     "l of the group": "the new block's l is summed over the query heads of a key head",
     "block's lse / ln 2": "the new block's lse is divided by ln 2 before the merge (it is in base 2 and taken for natural)",
@@ -182,6 +184,8 @@ def merge(
         "rescaled by block's maximum": (c / e, e, c / e, e),
         "block by old maximum": (c, e / c, c, e / c),
         "o by the first head's factor": (of_first_head(c, geometry.group), e, c, e),
+        "o by head 0's factor": (of_first_head(c, c.shape[-2]), e, c, e),
+        "running by head 0's factor": (of_first_head(c, c.shape[-2]), e) * 2,
         "running by the first head's factor": (of_first_head(c, geometry.group), e) * 2,
     }
     if kind == "l of the group":

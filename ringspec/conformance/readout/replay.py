@@ -33,7 +33,7 @@ from ringspec.conformance.readout.search import (
     near,
 )
 from ringspec.conformance.readout.told import Told
-from ringspec.conformance.readout.vocabulary import Fault, fault_named
+from ringspec.conformance.readout.vocabulary import Fault, Kind, fault_named, kinds_of
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans, Integers
@@ -241,11 +241,15 @@ class RingOf:
         patterns = [mask.pattern & given.also for mask in self.masks]
         self.model = Model(pairs_of_call(given), patterns, dealt_otherwise(given.geometry))
         self.known: dict[tuple[str, str, str], Fault | None] = {}
+        self.kinds: dict[str, list[Kind]] = {}
 
     def fault(self, name: tuple[str, str, str]) -> Fault | None:
         """Return the fault with this name; None if this ring has no such fault (a ring of two workers has no step 2)."""
         if name not in self.known:
-            self.known[name] = fault_named(self.given.geometry, self.masks, name)
+            phase, here = name[0], self.given.geometry
+            if phase not in self.kinds:
+                self.kinds[phase] = kinds_of(here, phase, self.masks, False)
+            self.known[name] = fault_named(here, self.masks, name, self.kinds[phase])
         return self.known[name]
 
     def results_of(self, told: Told) -> tuple[Results, Results] | None:

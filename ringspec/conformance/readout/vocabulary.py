@@ -118,14 +118,18 @@ def in_one_kernel(kind: Kind) -> Iterator[Kind]:
 
 
 def fault_named(
-    geometry: Geometry, masks: Sequence[Mask], name: tuple[str, str, str]
+    geometry: Geometry,
+    masks: Sequence[Mask],
+    name: tuple[str, str, str],
+    kinds: Sequence[Kind] | None = None,
 ) -> Fault | None:
     """Return the fault with this ``Fault.name`` in the ring of ``geometry`` and ``masks``; None if it has no such fault.
 
-    In this ring, the fault may have the same effect as another one, or none.
+    In this ring, the fault may have the same effect as another one, or none. ``kinds``: the kinds of this pass, if the
+    caller has them already; they must include those that have the same effect as a simpler one.
     """
     phase, words, where = name
-    kinds = kinds_of(geometry, phase, masks, False)
+    kinds = kinds_of(geometry, phase, masks, False) if kinds is None else kinds
     kind = next((one for one in kinds if one.words == words), None)
     if kind is None:
         return None
