@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result
@@ -132,3 +133,11 @@ def test_a_fault_between_tiles_or_in_a_buffer_is_named(faults, sentence):
     told = explain_target(Target(**faults))
     assert told.wrong == len(told.told.explained) > 0
     assert told.sentences[0] == sentence
+
+
+def test_gradients_that_are_read_as_a_stack_of_both_are_named():
+    told = explain_target(MutantTarget(MUTANTS["dkv-transfer-misread"], "float32"))
+    assert told.sentences == (
+        "In the backward pass, dk is returned as dk + dv, and dv as the dk + dv of the next worker.",
+    )
+    assert told.wrong == len(told.told.explained) > 0

@@ -71,7 +71,7 @@ CAPS = ("right", "none", "before the scale", "not multiplied back", "not divided
 CAP_SLOPES = ("right", "none", "of the capped score", "not squared", "capped score not divided")
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
-    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "not_home",
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "not_home", "stacked",
 )  # fmt: skip
 
 
@@ -139,6 +139,7 @@ class Choices:
         ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.
         ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
         ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
+        ``stacked``: whether dk + dv is returned as dk, and the dk + dv of the next worker as dv.
         ``turned``: 1 if dS is not transposed for dk, 2 if P is not transposed for dv, 3 for both.
     """
 
@@ -239,6 +240,7 @@ def right_choices(geometry: Geometry) -> Choices:
             "stays": "",
             "resets": (),
             "not_home": "",
+            "stacked": False,
             "hidden_merge": False,
             "started": False,
             "dy_ones": False,

@@ -60,7 +60,7 @@ HINTS = {
         "dv_form",
         "dq_of_group",
     ),
-    ROUTES: ("dq_to", "dk_to", "dv_to", "adds", "uncleared", "exchanged"),
+    ROUTES: ("dq_to", "dk_to", "dv_to", "adds", "uncleared", "exchanged", "stacked"),
     GRADIENTS: ("ds_times", "dq_count", "dk_count", "dv_count"),
     SOURCES: ("q", "k", "v"),
 }

@@ -537,6 +537,9 @@ class Model:
         if c["exchanged"].any():
             dv, dk = self.exchanged(c, found[0], found[2])
             return dv, found[1], dk
+        if c["stacked"]:
+            dv, dk = self.stacked(found[0], found[2])
+            return dv, found[1], dk
         return found
 
     def core(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Core:
@@ -728,14 +731,25 @@ class Model:
         The columns of dv begin one head later than those of dk, so the entries of a head appear in the next or previous
         head.
         """
-        scale, here = self.geometry.scale, c["exchanged"]
+        here = c["exchanged"]
+        dv, dk = self.in_other(of_dv, of_dk)
+        return np.where(here, dv, of_dv), np.where(here, dk, of_dk)
+
+    def stacked(self, of_dv: Array, of_dk: Array) -> tuple[Array, Array]:
+        """Return P and the dS of dk as they are read if dk + dv is returned as dk, and that of the next worker as dv."""
+        dv, dk = self.in_other(of_dv, of_dk)
+        return np.roll(of_dv + dv, -self.geometry.direction, axis=1), of_dk + dk
+
+    def in_other(self, of_dv: Array, of_dk: Array) -> tuple[Array, Array]:
+        """Return what is read as P from dk in place of dv, and as the dS of dk from dv in place of dk."""
+        scale = self.geometry.scale
         dk, dv = np.zeros_like(of_dk), np.zeros_like(of_dv)
         group = np.arange(self.heads) // self.group
         for h in range(1, self.heads):
             weight = 1.0 if group[h] == group[h - 1] else ELSEWHERE
             dk[:, :, h] = weight * of_dv[:, :, h - 1] / scale
             dv[:, :, h - 1] = weight * of_dk[:, :, h] * scale
-        return np.where(here, dv, of_dv), np.where(here, dk, of_dk)
+        return dv, dk
 
     def with_ones(self, of_dv: Array) -> Array:
         """Return P as dv shows it if dy is 1 everywhere: sums over all queries and all query heads of a key head."""

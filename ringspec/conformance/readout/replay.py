@@ -343,6 +343,11 @@ class Numbers:
                 share = scale * np.maximum(np.abs(parts), np.abs(share) / scale)
                 size = self.product(share, c, goal, source, x, like)[1]
             sizes[name] = size
+        if self.backward["stacked"] and given.k.shape == given.v.shape:
+            for found in (results, sizes):
+                stack = found["dk"] + found["dv"]
+                next_worker = np.roll(stack, -given.geometry.direction, axis=0)
+                found.update(dk=stack, dv=next_worker)
         return results, sizes
 
     def shares(

@@ -703,6 +703,7 @@ PERHAPS = {
     "adds",
     "uncleared",
     "exchanged",
+    "stacked",
 }  # choices that may leave some of their matrices unchanged
 
 
@@ -727,7 +728,7 @@ CHANGED_BY = {
     "dq_to": BOTH[:1], "dq_k": BOTH[:1], "dq_count": BOTH[:1], "dq_form": BOTH[:1],
     "dk_q": BOTH[1:], "dk_to": BOTH[1:], "dk_count": BOTH[1:], "dk_form": BOTH[1:],
     "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH, "cap_slope": BOTH, "dlse_of": BOTH, "dlse_times": BOTH,
-    "exchanged": ("P", "dS of dk"), "dq_of_group": BOTH[:1],
+    "exchanged": ("P", "dS of dk"), "stacked": ("P", "dS of dk"), "dq_of_group": BOTH[:1],
 }  # fmt: skip
 
 

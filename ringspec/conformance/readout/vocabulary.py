@@ -590,6 +590,8 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
         words = "dS is summed over the query heads of a key head before the product for dq"
         yield Kind(words, (("dq_of_group", True),), 1.1)
     yield Kind("dk and dv are exchanged", (("exchanged", True),), 1.1)
+    words = "dk is returned as dk + dv, and dv as the dk + dv of the next worker"
+    yield Kind(words, (("stacked", True),), 1.2)
     travelling = (
         (("dq",),)
         if geometry.travels("backward") == "queries"
