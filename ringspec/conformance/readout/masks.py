@@ -6,7 +6,7 @@ on a worker. A *block* [a, b] contains all pairs of two workers. A *tile* is a b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -78,10 +78,19 @@ def seen(
     return pattern
 
 
+def within_documents(geometry: Geometry) -> Callable[..., Booleans]:
+    """Return :func:`seen`, whose patterns show only pairs of one document of the ring."""
+    if geometry.documents is None:
+        return seen
+    of = document_of(geometry.position, geometry.documents)
+    same = of[:, None, None, :, None] == of[None, :, None, None, :]
+    return lambda *positions: seen(*positions) & same
+
+
 def every_mask(geometry: Geometry) -> Iterator[Mask]:
     W, n = geometry.workers, geometry.slots
     causal, window = geometry.causal, geometry.window
-    see = partial(seen, documents=geometry.documents)
+    see = within_documents(geometry)
     q = np.broadcast_to(geometry.position[:, None, :], (W, W, n))
     k = np.broadcast_to(geometry.position[None, :, :], (W, W, n))
     slot = np.broadcast_to(np.arange(n), (W, W, n))
@@ -114,6 +123,7 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
         yield Mask(f"the mask uses key positions {layout}", see(q, k_there, causal, window))
         yield Mask(f"the mask uses query positions {layout}", see(q_there, k, causal, window))
     keys, queries = owners(geometry, "k"), owners(geometry, "q")
+    see = partial(seen, documents=geometry.documents)  # the mask of other documents, too
     for owner, table in keys.items():
         pattern = see(q, geometry.position[table], causal, window)
         yield Mask(f"the mask is the one for keys of {owner}", pattern, 1.5)
@@ -175,7 +185,7 @@ def owners(geometry: Geometry, side: str) -> dict[str, Integers]:
 
 def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
     window = geometry.window
-    see = partial(seen, documents=geometry.documents)
+    see = within_documents(geometry)
     a, b = np.indices((geometry.workers, geometry.workers))[..., None, None, None]
     shape = see(q, k, True, window).shape
     own = "the causal mask hides each query's own position (key < query)"
@@ -226,7 +236,7 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
 
 def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
     assert geometry.window is not None
-    see = partial(seen, documents=geometry.documents)
+    see = within_documents(geometry)
     causal, (left, right) = geometry.causal, geometry.window
     if not causal:
         yield Mask("a causal mask is applied besides the window", see(q, k, True, geometry.window))
@@ -271,6 +281,8 @@ def document_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers)
     local = document_of(slot, starts)
     words = "the boundaries of documents are compared with slot numbers within a worker"
     yield Mask(words, within(local, local))
+    everything = seen(slot, slot, geometry.causal, geometry.window, 0, starts)
+    yield Mask("the mask and the documents use slot numbers within a worker", everything)
     numbered = (x - x.min(axis=2, keepdims=True) for x in (of_q, of_k))
     yield Mask("documents are numbered within each worker", within(*numbered))
     for by, words in ((1, "late"), (-1, "early")):

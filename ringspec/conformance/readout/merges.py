@@ -206,7 +206,7 @@ def merge(
         omega[t] = e * l_b
         return new_m, new_l, omega / np.where(new_l == 0, 1.0, new_l)
     if kind == "normalised as sum":
-        omega[:t] *= np.where(l == 0, 1.0, l) * c
+        omega[:t] *= c
         omega[t] = e
         return new_m, c * l + e * l_b, omega
     return normalised(kind, m, l, omega, m_b, l_b, t)

@@ -63,6 +63,7 @@ OF_DQ = (
 OF_DK = (
     *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds", "uncleared", "cap_slope",
 )  # fmt: skip
+OF_SAVED_DELTA = ("right", "times p", "times l", "block's p dp twice", "of the group")
 OF_WEIGHTS = (*OF_SCORES, *components("result_of"), "value_mask", "l_of_group", "tiles")
 
 Core = tuple[Array, Array, Array, Array, Array]  # scores, p, dp, delta and lse of the pairs
@@ -555,10 +556,19 @@ class Model:
         with np.errstate(over="ignore", invalid="ignore"):
             # A row that saw no key in the forward pass has no p.
             p = np.where(np.isneginf(s) | np.isneginf(used), 0.0, np.exp(s - used))
-            d = c["delta_times"] * self.row_delta(c, p, g, forward, delta, used)
+            row = self.row_delta(c, p, g, forward, delta, used)
             if self.pairs.dlse is not None:
-                d = d - c["dlse_times"] * self.pairs.dlse.reshape(-1)[self.index(c, "dlse_of")]
-            return s, p * c["count"], g, d, used
+                row = row - self.dlse(c, self.pairs.dlse)
+            return s, p * c["count"], g, c["delta_times"] * row, used
+
+    def dlse(self, c: Choices, given: Array) -> Array:
+        """Return what is subtracted from delta, [a, b, h, i, 1 or j].
+
+        A kernel that takes delta from a wrong row does the same with dlse, and one that replaces delta loses dlse.
+        """
+        of = "dlse_of" if not self.correct(c, "dlse_of") else "delta_o"
+        kept = np.isin(c["delta"], [DELTAS.index(name) for name in OF_SAVED_DELTA])
+        return np.asarray(c["dlse_times"] * given.reshape(-1)[self.index(c, of)] * kept)
 
     def ds_of(self, form: Integers, c: Choices, p: Array, g: Array, d: Array, used: Array) -> Array:
         """Return dS, or what is used in its place; ``form`` has numbers in DS_FORMS."""
@@ -779,6 +789,7 @@ class Model:
         base, right = self.forward(c).weights, self.s
         g = self.g[self.index(self.right, "q"), self.index(c, "v")]
         ds, step = np.zeros(self.shape), 1e-5
+        dlse = self.pairs.dlse
         keys = right.reshape(-1, self.workers, self.key_heads, self.slots)
         for b in range(self.workers):
             for j in range(self.slots):
@@ -788,7 +799,9 @@ class Model:
                     changed[:, b, :, j] += sign * step
                     self.s = changed.reshape(right.shape)
                     self.kept.clear()
-                    value.append((self.forward(c).weights * g).sum(axis=(1, 4)))
+                    now = self.forward(c)
+                    of_o = (now.weights * g).sum(axis=(1, 4))
+                    value.append(of_o if dlse is None else of_o + dlse * finite_shift(now.lse))
                 ds[:, b, :, :, j] = (value[0] - value[1]) / (2 * step)
         self.s = right
         self.kept.clear()

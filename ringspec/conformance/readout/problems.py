@@ -152,7 +152,10 @@ class Problem:
 
 
 def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
-    """Return the first usual problems for a target with these claims; if there are none, also the reason."""
+    """Return the first usual problems for a target with these claims; if there are none, also the reason.
+
+    Problems with documents, a soft cap or dlse come last.
+    """
     found, reasons = [], []
     for setting in USUAL:
         made = problem_for(setting, claims)
@@ -160,7 +163,6 @@ def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
             found.append(made)
         else:
             reasons.append(made)
-    last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
     windows, packed, capped, of_dlse, others = (
         [one for one in found if group_of(one.pairs.geometry) == name]
         for name in ("window", "documents", "softcap", "dlse", "")
