@@ -153,7 +153,7 @@ def test_two_faults_of_one_pass_are_both_found(phase, pair):
         REFERENCES["float32"].capabilities, head_ratios=(2,), circulations=("kv",)
     )
     problem = problems_for(claims)[0][0]
-    reader = Reader(problem.pairs, problem.tolerance)
+    reader = Reader(problem.pairs, problem.tolerance, seconds=60)
     here = reader.geometry
     faults = [fault_named(here, reader.masks, (phase, words, where)) for where, words in pair]
     assert None not in faults
@@ -261,17 +261,19 @@ def test_a_fault_is_found_by_its_words_in_every_geometry(layout, window, circula
         places = [joined(x, part) for x in places for part in part_places(here)]
         assert len({place.words for place in places}) == len(places)
         by_kind = {kind.words: kind for kind in every}
-        of_four = {kind.words for kind in kinds_of(four, phase, masks_of(four), False)}
+        every_of_four = kinds_of(four, phase, masks_of(four), False)
+        of_four = {kind.words for kind in every_of_four}
         for kind in kinds:
             assert repr(by_kind[kind.words]) == repr(kind) and kind.words in of_four
         for number, place in enumerate(places[::41]):
             fault = Fault(
                 phase, next(kind for kind in kinds[number:] if not kind.of_workers), place
             )
-            found = fault_named(here, masks, fault.name)
+            found = fault_named(here, masks, fault.name, every)
             assert found.name == fault.name and repr(found.kind) == repr(fault.kind)
             assert np.array_equal(found.place.table, place.table)
-            assert fault_named(four, masks_of(four), fault.name).name == fault.name
+            there = fault_named(four, masks_of(four), fault.name, every_of_four)
+            assert there.name == fault.name
         previous, following = [
             found
             for owner in (

@@ -108,19 +108,22 @@ def test_a_ring_that_merges_tile_by_tile_is_right():
             "In the forward pass, between tiles of 3 keys of all blocks, the running o is not rescaled when the maximum rises "
             "(l is).",
         ),
-        (
+        pytest.param(
             {"alpha": unscaled, "tile": 2},
             "In the forward pass, between tiles of 2 keys of all blocks, the running o is rescaled by the exponential of the "
             "unscaled difference of the maxima (l is correct).",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             {"alpha": of_first_head},
             "In the forward pass, between tiles of 3 keys of all blocks, the running o is rescaled by the factor of the first "
             "query head of each key head (l is correct).",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             {"returned": [0, 2, 1, 3]},
             "In the forward pass, the returned o is that of the heads in another order (h mod group, then h // group).",
+            marks=pytest.mark.slow,
         ),
         (
             {"uncleared": 9},

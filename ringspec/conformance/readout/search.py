@@ -323,7 +323,7 @@ class Reader:
             return at
         # Until the weights of each row are correct up to a factor, a wrong merge explains only a few rows.
         rare = "hidden_merge" in kind.slots and not self.of_empty(kind)
-        few = at[:FEW] if rare or (wrong & ~shaped).any() else at
+        few = at[:2] if (wrong & ~shaped).any() else at[:FEW] if rare else at
         return [x for x in few if self.merges_well(kind, x, seen, choices, match)]
 
     def tiles_alike(self, tiles: Tiles, seen: Array, ours: Array) -> bool:
