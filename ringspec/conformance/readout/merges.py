@@ -113,6 +113,44 @@ POWERS = {
     "both in base 2": ("both", LN2), "running in base 2, scale lost": ("running", LN2), "running in base e": ("running", 1 / LN2), "both in base e": ("both", 1 / LN2),
 }  # fmt: skip
 
+# Mistakes in the factors of a merge: on the running o, on the block's o, on the running l, and on the block's l. The correct
+# factors are c, e, c and e: c rescales the running state to the common maximum, and e the block (:func:`factor`).
+FACTORS = {
+    "running not rescaled": ("1", "e", "1", "e"),
+    "o not rescaled": ("1", "e", "c", "e"),
+    "l not rescaled": ("c", "e", "1", "e"),
+    "block not rescaled": ("c", "1", "c", "1"),
+    "o of block not rescaled": ("c", "1", "c", "e"),
+    "l of block not rescaled": ("c", "e", "c", "1"),
+    "weights swapped": ("e", "c", "e", "c"),
+    "o weights swapped": ("e", "c", "c", "e"),
+    "last wins": ("0", "1", "0", "1"),
+    "first wins": ("c", "0", "c", "0"),
+    "o last wins": ("0", "e", "c", "e"),
+    "lse last wins": ("c", "e", "0", "e"),
+    "l not added": ("c", "e", "c", "0"),
+    "o not added": ("c", "0", "c", "e"),
+    "running rescaled twice": ("c c", "e", "c c", "e"),
+    "running rescaled inversely": ("1/c", "e", "1/c", "e"),
+    "o rescaled inversely": ("1/c", "e", "c", "e"),
+    "o rescaled twice": ("c c", "e", "c", "e"),
+    "block rescaled twice": ("c", "e e", "c", "e e"),
+    "o of block rescaled twice": ("c", "e e", "c", "e"),
+    "l overwritten, o kept": ("c", "0", "0", "e"),
+    "neither rescaled": ("1", "1", "1", "1"),
+    "neither o rescaled": ("1", "1", "c", "e"),
+    "neither l rescaled": ("c", "e", "1", "1"),
+    "sum rescaled": ("c", "e c", "c", "e c"),
+    "sum of o rescaled": ("c", "e c", "c", "e"),
+    "sum of l rescaled": ("c", "e", "c", "e c"),
+    "rescaled by block's maximum": ("c/e", "e", "c/e", "e"),
+    "block by old maximum": ("c", "e/c", "c", "e/c"),
+    "o by the first head's factor": ("c of first head", "e", "c", "e"),
+    "o by head 0's factor": ("c of head 0", "e", "c", "e"),
+    "running by head 0's factor": ("c of head 0", "e", "c of head 0", "e"),
+    "running by the first head's factor": ("c of first head", "e", "c of first head", "e"),
+}
+
 State = tuple[Array, Array, Array]
 
 
@@ -135,8 +173,6 @@ def merge(
     new_m = np.maximum(m, m_b)
     shift = finite_shift(new_m)
     c, e = np.exp(m - shift), np.exp(m_b - shift)
-    one = np.ones_like(c)
-    inverse = np.where(c > 0, 1 / np.where(c > 0, c, 1.0), 0.0)
     omega = omega.copy()
 
     def weighed(c_o: Array, e_o: Array, c_l: Array, e_l: Array) -> State:
@@ -153,47 +189,13 @@ def merge(
         return found
     if kind == "right":
         return weighed(c, e, c, e)
-    simple = {
-        "running not rescaled": (one, e, one, e),
-        "o not rescaled": (one, e, c, e),
-        "l not rescaled": (c, e, one, e),
-        "block not rescaled": (c, one, c, one),
-        "o of block not rescaled": (c, one, c, e),
-        "l of block not rescaled": (c, e, c, one),
-        "weights swapped": (e, c, e, c),
-        "o weights swapped": (e, c, c, e),
-        "last wins": (0 * one, one, 0 * one, one),
-        "first wins": (c, 0 * e, c, 0 * e),
-        "o last wins": (0 * one, e, c, e),
-        "lse last wins": (c, e, 0 * c, e),
-        "l not added": (c, e, c, 0 * e),
-        "o not added": (c, 0 * e, c, e),
-        "running rescaled twice": (c * c, e, c * c, e),
-        "running rescaled inversely": (inverse, e, inverse, e),
-        "o rescaled inversely": (inverse, e, c, e),
-        "o rescaled twice": (c * c, e, c, e),
-        "block rescaled twice": (c, e * e, c, e * e),
-        "o of block rescaled twice": (c, e * e, c, e),
-        "l overwritten, o kept": (c, 0 * e, 0 * c, e),
-        "neither rescaled": (one, one, one, one),
-        "neither o rescaled": (one, one, c, e),
-        "neither l rescaled": (c, e, one, one),
-        "sum rescaled": (c, e * c, c, e * c),
-        "sum of o rescaled": (c, e * c, c, e),
-        "sum of l rescaled": (c, e, c, e * c),
-        "rescaled by block's maximum": (c / e, e, c / e, e),
-        "block by old maximum": (c, e / c, c, e / c),
-        "o by the first head's factor": (of_first_head(c, geometry.group), e, c, e),
-        "o by head 0's factor": (of_first_head(c, c.shape[-2]), e, c, e),
-        "running by head 0's factor": (of_first_head(c, c.shape[-2]), e) * 2,
-        "running by the first head's factor": (of_first_head(c, geometry.group), e) * 2,
-    }
     if kind == "l of the group":
         omega[:t] *= c
         omega[t] = e * l_b
         return new_m, c * l + over_group(e * l_b, geometry.group), omega
-    if kind in simple:
-        return weighed(*simple[kind])
+    if kind in FACTORS:
+        c_o, e_o, c_l, e_l = (factor(x, c, e, geometry.group) for x in FACTORS[kind])
+        return weighed(c_o, e_o, c_l, e_l)
     if kind in POWERS:
         of, power = POWERS[kind]
         exponent = power * geometry.scale ** {"lost": -1, "twice": 1}.get(kind.split()[-1], 0)
@@ -281,6 +283,21 @@ def normalised(
         return mixed(np.exp(lse - new) * l, np.exp(lse_b - new))
     assert kind == "block o with weight 1", kind
     return mixed(np.exp(lse - new), one)
+
+
+def factor(name: str, c: Array, e: Array, group: int) -> Array:
+    """Return a factor of a merge by its name in FACTORS; ``c`` and ``e`` are the correct ones."""
+    if name in ("0", "1"):
+        return np.full_like(c, float(name))
+    if name in ("c of first head", "c of head 0"):
+        return of_first_head(c, group if name == "c of first head" else c.shape[-2])
+    if name == "1/c":
+        return np.where(c > 0, 1 / np.where(c > 0, c, 1.0), 0.0)
+    of = {"c": c, "e": e}
+    if name in of:
+        return of[name]
+    x, y = of[name[0]], of[name[-1]]
+    return x / y if "/" in name else x * y
 
 
 def of_first_head(x: Array, group: int) -> Array:
