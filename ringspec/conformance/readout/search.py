@@ -270,7 +270,8 @@ class Reader:
                 tiles: Any = dict(kind.changes)["tiles"]
                 if tiles.size not in alike_in:
                     alike_in[tiles.size] = self.tiles_alike(tiles, seen.weights, match.ours["A"])
-                if not (misshapen and alike_in[tiles.size]):
+                # Rows are compared in halves, which are the chunks of a zigzag block.
+                if not alike_in[tiles.size] or not (misshapen or tiles.size == self.geometry.run):
                     continue
             pairs = self.read_pairs(kind, seen, choices, ours, there) if misshapen else None
             if pairs is not None:
