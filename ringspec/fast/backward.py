@@ -12,7 +12,7 @@ than a product over 128 columns.
 A :class:`~ringspec.fast.job.Job` holds q, k and v, the mask and the tiles. The job's type, float64 or float32, is the
 type of the computation.
 
-Chunks are divided among tasks, which run on threads. Each task adds to dk and dv of its own keys only. If several tasks
+Chunks are divided among tasks, which run on threads. Each task adds only to dk and dv of the keys that it owns. If several tasks
 add to dq of the same rows, each has its own copy of dq, and the copies are added in a fixed order. No update needs to
 be atomic, and no result depends on the number of threads.
 

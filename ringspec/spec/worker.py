@@ -159,7 +159,7 @@ def only(side: Side, names: tuple[str, ...]) -> Side:
 
 
 def joined(side: Side, arrived: Side) -> Side:
-    """Return ``side`` with the owner and the tensors of ``arrived`` in place of its own.
+    """Return ``side`` with its owner and tensors replaced by those of ``arrived``.
 
     Tensors that did not arrive stay, because a schedule may send the tensors of a block one by one.
     """

@@ -50,6 +50,11 @@ def document_of(position: Integers, starts: Sequence[int]) -> Integers:
     return np.maximum(np.searchsorted(np.asarray(starts), position, "right") - 1, 0)
 
 
+def same(of_q: Integers, of_k: Integers) -> Booleans:
+    """Return the pairs [a, b, 1, i, j] of queries and keys, [a, b, n], with the same number."""
+    return np.asarray(of_q[:, :, None, :, None] == of_k[:, :, None, None, :])
+
+
 def seen(
     query: Integers,
     key: Integers,
@@ -73,8 +78,7 @@ def seen(
         if right is not None:
             pattern &= gap <= right
     if documents is not None:
-        of_q, of_k = document_of(query, documents), document_of(key, documents)
-        pattern &= of_q[:, :, None, :, None] == of_k[:, :, None, None, :]
+        pattern &= same(document_of(query, documents), document_of(key, documents))
     return pattern
 
 
@@ -83,8 +87,8 @@ def within_documents(geometry: Geometry) -> Callable[..., Booleans]:
     if geometry.documents is None:
         return seen
     of = document_of(geometry.position, geometry.documents)
-    same = of[:, None, None, :, None] == of[None, :, None, None, :]
-    return lambda *positions: seen(*positions) & same
+    of_one = same(of[:, None], of[None, :])
+    return lambda *positions: seen(*positions) & of_one
 
 
 def every_mask(geometry: Geometry) -> Iterator[Mask]:
@@ -275,7 +279,7 @@ def document_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers)
     of_q, of_k = document_of(q, starts), document_of(k, starts)
 
     def within(of_q: Integers, of_k: Integers) -> Booleans:
-        return alone & (of_q[:, :, None, :, None] == of_k[:, :, None, None, :])
+        return alone & same(of_q, of_k)
 
     yield Mask("documents are ignored", alone)
     local = document_of(slot, starts)

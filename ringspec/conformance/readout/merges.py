@@ -305,10 +305,11 @@ def of_first_head(x: Array, group: int) -> Array:
     return x[..., np.arange(x.shape[-2]) // group * group, :]
 
 
-def over_group(x: Array, group: int) -> Array:
-    """Return [.., h, i] in which all query heads of a key head have the sum of their values."""
-    found = x.reshape(*x.shape[:-2], -1, group, x.shape[-1]).sum(axis=-2)
-    return np.repeat(found, group, axis=-2)
+def over_group(x: Array, group: int, axis: int = -2) -> Array:
+    """Return ``x`` with the sum over the query heads of each key head in all of these; ``axis``: that of the heads."""
+    heads = np.moveaxis(x, axis, 0)
+    sums = heads.reshape(-1, group, *heads.shape[1:]).sum(axis=1)
+    return np.moveaxis(np.repeat(sums, group, axis=0), 0, axis)
 
 
 def reordered(x: Array) -> Array:

@@ -35,7 +35,7 @@ from ringspec.conformance.readout.choices import (
     components,
     right_choices,
 )
-from ringspec.conformance.readout.merges import AT_FIRST, LN2, MERGES, State, merge
+from ringspec.conformance.readout.merges import AT_FIRST, LN2, MERGES, State, merge, over_group
 from ringspec.conformance.readout.pairs import ELSEWHERE, Pairs
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
@@ -152,6 +152,11 @@ class Model:
         of_keys = name in ("k", "v", "dq_k", "dk_to", "dv_to")
         return (worker * (self.key_heads if of_keys else self.heads) + head) * self.slots + slot
 
+    def row_index(self, c: Choices, name: str) -> Integers:
+        """Return the index of the row that the choice ``name`` gives each row, [a, h, i]."""
+        at = np.broadcast_to(self.index(c, name), (self.workers, 1, *self.shape[2:4], 1))
+        return at[:, 0, :, :, 0]
+
     def correct(self, c: Choices, *names: str) -> bool:
         return all(c[x] is self.right[x] for name in names for x in components(name))
 
@@ -228,7 +233,7 @@ class Model:
             e = np.exp(s - finite_shift(m)[..., None]) * c["count"]
             l = e.sum(axis=4)
             if c["l_of_group"]:
-                l = self.over_group(l)
+                l = over_group(l, self.group, 2)
             p = e / nonzero(l)[..., None]
             p_of_v = self.for_values(c, p, m, l)
             if c["tiles"] and not c["tiles"].through:
@@ -293,6 +298,7 @@ class Model:
         weights = self.weights_of(omega / total, p_of_v, "o" in c["stays"]) * c["o_times"]
         if c["tiles"] and c["tiles"].through:
             run_m, run_l, weights = self.through_tiles(self.scores(c), c["tiles"])
+            weights = weights * c["o_times"]
         parts = self.of_key_heads(c, weights)
         lse = log_of(run_m, run_l)
         if c["lse_out"].any():
@@ -305,14 +311,12 @@ class Model:
             }  # fmt: skip
             lse = chosen(of_workers(c["lse_out"]), LSES_GIVEN, of)
         if not self.correct(c, "lse_row"):
-            at = np.broadcast_to(self.index(c, "lse_row"), (self.workers, 1, *self.shape[2:4], 1))
-            lse = lse.reshape(-1)[at[:, 0, :, :, 0]]
+            lse = lse.reshape(-1)[self.row_index(c, "lse_row")]
         if not self.correct(c, "o_row"):
-            rows = np.broadcast_to(self.index(c, "o_row"), (self.workers, 1, *self.shape[2:4], 1))
             if len(parts) == 1:
                 head = np.arange(self.heads)[:, None, None] // self.group
                 parts = [parts[0] * (head == number) for number in range(self.key_heads)]
-            parts = [of_tokens(x, rows[:, 0, :, :, 0]) for x in parts]
+            parts = [of_tokens(x, self.row_index(c, "o_row")) for x in parts]
         order = None
         if c["o_tokens"]:
             order = np.argsort(self.tokens[c["o_tokens"]])
@@ -656,7 +660,7 @@ class Model:
             "lse": lse, "times l": saved * np.exp(forward.lse - finite_shift(forward.maximum))[:, None, ..., None],
             "times p": saved * mass, "first block": first, "last block": last,
             "block's own o": of_block[..., None], "block's p dp twice": saved + local,
-            "of the group": self.over_group(saved) if saved.shape[4] == 1 else saved,
+            "of the group": over_group(saved, self.group, 2) if saved.shape[4] == 1 else saved,
         }  # fmt: skip
         return chosen(c["delta"], DELTAS, of)
 
@@ -711,16 +715,11 @@ class Model:
                 found[row] += x[other]
         return np.moveaxis(found, 0, axis)
 
-    def over_group(self, x: Array) -> Array:
-        """Return [a, b, h, ...] in which each query head has the sum over all query heads of its key head."""
-        heads = x.reshape(*x.shape[:2], self.key_heads, self.group, *x.shape[3:])
-        return np.repeat(heads.sum(axis=3), self.group, axis=2)
-
     def of_group(self, ds: Array, c: Choices) -> Array:
         """Return dS for dq: summed over the query heads of a key head if ``dq_of_group`` says so."""
         if not c["dq_of_group"]:
             return ds
-        return self.over_group(ds)
+        return over_group(ds, self.group, 2)
 
     def adding(self, name: str, share: Array) -> Array:
         """Return the shares if a worker adds each arriving gradient to the one that it has already sent on."""

@@ -397,8 +397,7 @@ class Numbers:
         """Return o as the workers store it, with its tokens in the order in which they are put back."""
         c, model = self.forward, self.model
         if not model.correct(c, "o_row"):
-            at = np.broadcast_to(model.index(c, "o_row"), (o.shape[0], 1, *o.shape[1:3], 1))
-            o = o.reshape(-1, o.shape[3])[at[:, 0, :, :, 0]]
+            o = o.reshape(-1, o.shape[3])[model.row_index(c, "o_row")]
         if c["o_tokens"]:
             order = np.argsort(model.tokens[c["o_tokens"]])
             W, H, n, d = o.shape
