@@ -95,23 +95,28 @@ def test_a_block_that_counts_wrongly_is_told_with_its_step(change):
         axis=1, keepdims=True
     )
     got["dv"][:, :, keys] += share if change == "twice" else -share
-    lines = localise(question, geometry, got, noise.sd)
+    lines = localise(call, question, geometry, got, noise.sd)
     words = {"missing": "is missing from", "twice": "is counted twice in"}[change]
     assert f"the block of queries of worker 1 (step 1) {words} dv of worker 0" in lines
 
 
 @pytest.mark.parametrize(
-    ("factor", "words"), [(2.0, "is counted twice in"), (0.0, "is missing from")]
+    ("name", "factor", "words"),
+    [
+        ("dq", 2.0, "is counted twice in"),
+        ("dq", 0.0, "is missing from"),
+        ("o", 0.0, "is missing from"),
+    ],
 )
-def test_a_factor_is_not_told_as_a_block_where_the_block_is_all_of_the_result(factor, words):
+def test_a_factor_is_not_told_as_a_block_where_the_block_is_all_of_the_result(name, factor, words):
     """Causal, contiguous: worker 0's queries see its own keys alone."""
     call = noise_call("factor", "bf16", 3, "contiguous", "causal", tokens=24, head_dim=4)
     question, geometry = question_of(call), geometry_of(call)
     noise = predict(question.attention, "bf16", geometry)
-    got = {"dq": question.truth["dq"] * factor}
-    lines = [line for line in localise(question, geometry, got, noise.sd) if words in line]
+    got = {name: question.truth[name] * factor}
+    lines = [line for line in localise(call, question, geometry, got, noise.sd) if words in line]
     also = {2.0: ", or a factor 1/2 is missing", 0.0: ", or the whole result is missing"}[factor]
-    assert any(f"{words} dq of worker 0{also}" in line for line in lines)
+    assert any(f"{words} {name} of worker 0{also}" in line for line in lines)
     assert all(also in line for line in lines)
 
 

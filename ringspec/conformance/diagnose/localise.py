@@ -2,21 +2,28 @@
 
 This needs no list of known bugs. An element is wrong if its distance from the truth (the correct result) exceeds
 :data:`FAR` times its predicted rounding noise. A block is all pairs of one worker's queries and one worker's keys. The
-truth determines what each block contributes to a result, and so the error that arises if the block is missing or
-counted twice. A block is named if this error equals the error of a worker.
+ring of the known bugs (:mod:`~ringspec.conformance.diagnose.mutants.ring`) computes the error that arises if a block is
+missing or counted twice. A block is named if this error equals the error of a worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.compare.noise.problem import Geometry
-from ringspec.conformance.judge.noise_inputs import Question
-from ringspec.spec.dense_backward import over_group
+from ringspec.conformance.cases.calls import forward_alone
+from ringspec.conformance.diagnose.mutants.hooks import At, Hooks, merged
+from ringspec.conformance.diagnose.mutants.ring import ring_results
+from ringspec.conformance.judge.noise_inputs import Question, in_order
+from ringspec.conformance.target.protocol import Call
+from ringspec.recipes import RECIPES, Recipe
+from ringspec.spec.online_softmax import SoftmaxState
+from ringspec.truth.dense import Named
 
 Array = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
@@ -24,10 +31,13 @@ FAR = 8.0
 EXPLAINED = 0.98  # part of the error's sum of squares that a block must explain
 KEY_TENSORS = ("dk", "dv")
 ORDER = ("o", "lse", "dq", "dk", "dv")
-# If a block is the whole result of a worker, this fault gives the same error.
-OR_ELSE = {
-    "is missing from": ", or the whole result is missing",
-    "is counted twice in": ", or a factor 1/2 is missing: the whole result is twice the expected one",
+# The count of a block in a sum: how it is told, and what else gives the error if the block is the worker's whole result.
+COUNTS = {
+    0: ("is missing from", ", or the whole result is missing"),
+    2: (
+        "is counted twice in",
+        ", or a factor 1/2 is missing: the whole result is twice the expected one",
+    ),
 }
 
 
@@ -41,6 +51,7 @@ class Wrong:
 
 
 def localise(
+    call: Call,
     question: Question,
     geometry: Geometry,
     got: Mapping[str, Array],
@@ -49,9 +60,9 @@ def localise(
 ) -> list[str]:
     """Describe in sentences where the results ``got`` (global, float64) differ from the truth by more than noise.
 
-    ``question``: the problem with its correct results. ``geometry``: the owner of each token, and the order in which
-    blocks are added. ``sd``: predicted standard deviation of each element's error, by tensor. ``failing``: the tensors
-    that failed the case, by default all. Other tensors are never called wrong, however far they are from the truth.
+    ``question``: the problem of ``call`` with its correct results. ``geometry``: the owner of each token. ``sd``:
+    predicted standard deviation of each element's error, by tensor. ``failing``: the tensors that failed the case, by
+    default all. Other tensors are never called wrong, however far they are from the truth.
     """
     found = [
         Wrong(name, wrong_rows(got[name], question.truth[name], sd[name]), owner_of(name, geometry))
@@ -66,9 +77,8 @@ def localise(
     lines = [f"wrong: {', '.join(named)}; right: {', '.join(right) or 'none'}"]
     lines += [f"{one.name} holds NaN" for one in wrong if np.isnan(got[one.name]).any()]
     lines += [described(one, geometry) for one in wrong]
-    for one in wrong:
-        lines += blocks_that_count_wrongly(one.name, question, geometry, got[one.name])
-    return lines
+    sums = [name for name in named if name != "lse"]
+    return [*lines, *blocks_that_count_wrongly(call, question, geometry, got, sums)]
 
 
 def owner_of(name: str, geometry: Geometry) -> NDArray[np.int64]:
@@ -139,115 +149,62 @@ def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
 
 
 def blocks_that_count_wrongly(
-    name: str, question: Question, geometry: Geometry, got: Array
+    call: Call,
+    question: Question,
+    geometry: Geometry,
+    got: Mapping[str, Array],
+    wrong: Collection[str],
 ) -> Iterator[str]:
     """Yield a sentence for each block that explains a worker's error, by being missing or counted twice.
 
     If a missing or doubled result of the whole worker would explain the error as well, the sentence says so.
     """
-    if name == "lse":
-        return
-    shares = shares_of(name, question, geometry)
-    owner = owner_of(name, geometry)
-    error = got - question.truth[name]
-    for r in range(geometry.workers):
-        mine = error[:, :, owner == r]
-        size = float((mine * mine).sum()) if np.isfinite(mine).all() else 0.0
-        if not size > 0:
-            continue
-        truth = question.truth[name][:, :, owner == r]
-        whole = {"is missing from": -truth, "is counted twice in": truth}
-        for other, missing, twice in shares[r]:
-            for effect, words in ((missing, "is missing from"), (twice, "is counted twice in")):
-                if not explains(effect, mine):
-                    continue
+    for step, (factor, (words, or_else)) in product(range(call.workers), COUNTS.items()):
+        ours = counted(call, step, factor)
+        for name, r in product(wrong, range(call.workers)):
+            mine, truth = owner_of(name, geometry) == r, question.truth[name]
+            error, effect, whole = (
+                x[:, :, mine] for x in (got[name] - truth, ours[name] - truth, (factor - 1) * truth)
+            )
+            if explains(effect, error):
                 whose = "queries" if name in KEY_TENSORS else "keys"
-                step = step_of(name, geometry, r, other)
+                other = partner(call, name, r, step)
                 line = f"the block of {whose} of worker {other} (step {step}) {words} {name} of worker {r}"
-                yield line + (OR_ELSE[words] if explains(whole[words], mine) else "")
+                yield line + (or_else if explains(whole, error) else "")
+
+
+def counted(call: Call, step: int, factor: int) -> Named:
+    """Return the results if the blocks of one step count ``factor`` times in the sums for o, dq, dk and dv.
+
+    The gradients are those of the correct o and lse.
+    """
+
+    def merge(at: At, running: SoftmaxState, part: SoftmaxState, recipe: Recipe) -> SoftmaxState:
+        for _ in range(factor if at.step == step else 1):
+            running = merged(at, running, part, recipe)
+        return running
+
+    def add(at: At, name: str, total: Array, share: Array, format: str) -> Array:
+        return total + (factor if at.step == step else 1) * share
+
+    exact, found = RECIPES["float64"], {}
+    with np.errstate(all="ignore"):
+        if "backward" in call.passes:
+            found = ring_results(call, exact, Hooks(add=add))
+        if "forward" in call.passes:
+            found["o"] = ring_results(forward_alone(call), exact, Hooks(merge=merge))["o"]
+    return in_order(call, {name: tuple(x) for name, x in found.items()})
+
+
+def partner(call: Call, name: str, worker: int, step: int) -> int:
+    """Return the worker whose block is added to the tensor of a worker in a step."""
+    direction = 1 if call.circulation == "gather" else call.direction
+    queries_travel = call.circulation == "q" and name != "o"
+    forth = (name in KEY_TENSORS) != queries_travel
+    return (worker + (direction if forth else -direction) * step) % call.workers
 
 
 def explains(effect: Array, error: Array) -> bool:
     """Tell whether ``effect`` equals ``error`` up to a small part of the error's sum of squares."""
-    rest = error - effect
-    return float((rest * rest).sum()) <= (1 - EXPLAINED) * float((error * error).sum())
-
-
-def step_of(name: str, geometry: Geometry, worker: int, other: int) -> int:
-    """Return the ring step in which the block of worker ``other`` is added to the tensor of a worker; -1 if never."""
-    order = {"o": geometry.order, "dq": geometry.order_dq}.get(name, geometry.order_dkv)
-    at = np.flatnonzero(order[worker] == other)
-    return int(at[0]) if at.size else -1
-
-
-def shares_of(
-    name: str, question: Question, geometry: Geometry
-) -> list[list[tuple[int, Array, Array]]]:
-    """Return for each worker a list of (other, missing, twice), with an entry for each block.
-
-    ``other``: the worker that owns the keys of the block, or its queries if the result is dk or dv. ``missing`` and
-    ``twice``: the error if the block is missing, and if it is counted twice.
-    """
-    shares = linear_shares(name, question)
-    owner, others = owner_of(name, geometry), other_side(name, geometry)
-    found: list[list[tuple[int, Array, Array]]] = []
-    for r in range(geometry.workers):
-        rows = np.flatnonzero(owner == r)
-        mine = []
-        for b in range(geometry.workers):
-            columns = np.flatnonzero(others == b)
-            share, mass = shares(rows, columns)
-            if name == "o":
-                truth = question.truth["o"][:, :, rows]
-                whole = share - mass * truth
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    missing = np.where(mass < 1, -whole / (1 - mass), -truth)
-                mine.append((b, missing, whole / (1 + mass)))
-            else:
-                mine.append((b, -share, share))
-        found.append(mine)
-    return found
-
-
-def other_side(name: str, geometry: Geometry) -> NDArray[np.int64]:
-    return geometry.owner_q if name in KEY_TENSORS else geometry.owner_k
-
-
-class linear_shares:
-    """Computes what the query-key pairs of some rows and columns contribute to a result.
-
-    Call an instance with (rows, columns): indices of queries and keys for o and dq, of keys and queries for dk and dv.
-    It returns the contribution and, for o, the sum of the weights in each row; for other results the sum is 0.
-    """
-
-    def __init__(self, name: str, question: Question) -> None:
-        self.name, self.at = name, question.attention
-        at, group = self.at, self.at.group
-        self.k, self.v = (np.repeat(x, group, axis=1) for x in (at.k, at.v))
-        self.kept = at.p if at.keep is None else at.p * at.keep
-        self.dz: Array | None = None
-        if name in ("dq", "dk") and at.dy is not None:
-            dp = at.dy @ self.v.swapaxes(2, 3)
-            dp = dp if at.keep is None else dp * at.keep
-            delta = (at.dy * at.o).sum(axis=3) - (0.0 if at.dlse is None else at.dlse)
-            self.dz = at.p * (dp - delta[..., None])
-            if at.tanh is not None:
-                self.dz = self.dz * (1 - at.tanh**2)
-
-    def __call__(
-        self, rows: NDArray[np.int64], columns: NDArray[np.int64]
-    ) -> tuple[Array, Array | float]:
-        at = self.at
-        if self.name == "o":
-            p = self.kept[:, :, rows][..., columns]
-            weight = at.p[:, :, rows][..., columns].sum(axis=3, keepdims=True)
-            return p @ self.v[:, :, columns], weight
-        if self.name == "dv":
-            assert at.dy is not None
-            x = self.kept[:, :, columns][..., rows].swapaxes(2, 3) @ at.dy[:, :, columns]
-            return over_group(x, at.group), 0.0
-        assert self.dz is not None
-        if self.name == "dq":
-            return at.scale * self.dz[:, :, rows][..., columns] @ self.k[:, :, columns], 0.0
-        x = self.dz[:, :, columns][..., rows].swapaxes(2, 3) @ at.q[:, :, columns]
-        return at.scale * over_group(x, at.group), 0.0
+    size, rest = float((error * error).sum()), error - effect
+    return 0 < size < np.inf and float((rest * rest).sum()) <= (1 - EXPLAINED) * size

@@ -212,7 +212,7 @@ def where(
             noise = predict(question.attention, recipe_for(claims, call.formats), geometry)
         except RingspecError:  # inputs near the limits of float64
             continue
-        lines = localise(question, geometry, in_order(call, got), noise.sd, failing)
+        lines = localise(call, question, geometry, in_order(call, got), noise.sd, failing)
         if lines:
             return lines
     return []
