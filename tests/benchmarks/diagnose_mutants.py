@@ -9,7 +9,7 @@ program with which a diagnosis compares, bit for bit; ``other`` has tiles of 6 q
 normalised parts, of which its recipe says nothing. ``right`` is the program without a bug.
 
 Of a case the name is ``right``, or of the same ``class`` (the results of both mutants coincide on the case
-within rounding, by ``ringspec.conformance.diagnose.mutants.same``), or ``wrong``, or ``none``. Of a run it is right
+within rounding, by tests/conformance/same_results.py), or ``wrong``, or ``none``. Of a run it is right
 where the verdict is the mutant or a mutant of its class on every diagnosed case that the verdict's bug applies
 to. One line of JSON for each mutant, recipe and kernel is appended to the file, which an interrupted run goes on
 with. Each is a process of its own, and ends with ``crash`` or ``timeout`` where it must.
@@ -19,6 +19,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 from collections import Counter
@@ -27,10 +28,13 @@ from typing import Any
 
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from conformance.same_results import coincide  # noqa: E402
 
 from ringspec.conformance.cases.model import RunCase  # noqa: E402
 from ringspec.conformance.cases.profiles import run_cases  # noqa: E402
-from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget, run_mutant, same_on  # noqa: E402
+from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget, run_mutant  # noqa: E402
 from ringspec.conformance.diagnose.mutants.mutant import RECIPES, mutant  # noqa: E402
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely  # noqa: E402
 from ringspec.conformance.judge.recipe import recipe_for  # noqa: E402
@@ -123,10 +127,10 @@ def kind_of(id: str, found: str | None, calls: list[Call], claims: Any) -> str:
         return "none" if found is None else "wrong"
     if found == id:
         return "right"
-    pair = (MUTANTS[found], MUTANTS[id])
     for call in calls:
-        classes = same_on(call, pair, recipe_for(claims, call.formats))
-        if not any({one.id for one in pair} <= set(names) for names in classes):
+        recipe = recipe_for(claims, call.formats)
+        first, second = (run_mutant(MUTANTS[name], call, recipe) for name in (found, id))
+        if not coincide(call, first, second, recipe):
             return "wrong"
     return "class"
 

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from conformance import wrong_targets as wrong
+from conformance.same_results import coincide
 
 from ringspec.conformance.cases.calls import call_of
 from ringspec.conformance.cases.noise import noise_call
@@ -13,7 +14,6 @@ from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.mutants import (
     MUTANTS,
     MutantTarget,
-    applicable,
     backward_bugs,
     dropout_bugs,
     empty_bugs,
@@ -23,7 +23,6 @@ from ringspec.conformance.diagnose.mutants import (
     merge_bugs,
     packing_bugs,
     run_mutant,
-    same_on,
     score_bugs,
     sink_bugs,
 )
@@ -31,7 +30,6 @@ from ringspec.conformance.diagnose.mutants.hooks import Hooks
 from ringspec.conformance.diagnose.mutants.kills import KILLS
 from ringspec.conformance.diagnose.mutants.mutant import RECIPES, mutant
 from ringspec.conformance.diagnose.mutants.ring import RESULTS
-from ringspec.conformance.diagnose.mutants.same import coincide
 from ringspec.conformance.diagnose.mutants.variants import (
     SMALL_TILES,
     USUAL,
@@ -322,7 +320,7 @@ def test_a_mutant_is_the_specification_on_the_call_that_it_mistakes_its_own_for(
 
 def test_direction_does_not_show_on_two_workers():
     call = golden_call("ring/contiguous-causal-w2")
-    assert MUTANTS["ring-direction"] not in applicable(call)
+    assert not MUTANTS["ring-direction"].applies(call)
     forced = RESULTS["ring"](
         call, RECIPES_BY_NAME["float64"], MUTANTS["ring-direction"].hooks(call, None)
     )
@@ -345,28 +343,3 @@ def test_a_wrong_delta_leaves_dv_right():
         results = run_mutant(MUTANTS[id], call, recipe)
         assert all(map(np.array_equal, results["dv"], right["dv"])), id
         assert not all(map(np.array_equal, results["dq"], right["dq"])), id
-
-
-def test_mutants_that_cannot_be_told_apart_are_one_class():
-    names = (
-        "local-positions",
-        "key-positions-not-travelling",
-        "causal-on-every-step",
-        "dkv-not-home",
-    )
-    call = golden_call("ring/contiguous-causal-w2")
-    classes = same_on(call, [MUTANTS[name] for name in names], RECIPES_BY_NAME["bf16"])
-    assert classes == [
-        ("right",),
-        ("local-positions", "key-positions-not-travelling"),
-        ("causal-on-every-step",),
-        ("dkv-not-home",),
-    ]
-
-
-def test_rounding_alone_is_no_class_of_its_own():
-    call = golden_call("ring/zigzag-causal-w4")
-    mutants = [MUTANTS["truncated-ds"], MUTANTS["dq-accumulated-in-16-bit"]]
-    assert same_on(call, mutants, RECIPES_BY_NAME["bf16"]) == [
-        ("right", "truncated-ds", "dq-accumulated-in-16-bit")
-    ]

@@ -31,8 +31,6 @@ from ringspec.conformance.diagnose.mutants import (
     travel_bugs,
 )
 from ringspec.conformance.diagnose.mutants.mutant import Mutant, MutantTarget, run_mutant
-from ringspec.conformance.diagnose.mutants.same import same_on
-from ringspec.conformance.target.protocol import Call
 
 MODULES = (
     travel_bugs,
@@ -54,10 +52,4 @@ MUTANTS: MappingProxyType[str, Mutant] = MappingProxyType(
     {one.id: one for module in MODULES for one in module.BUGS}
 )
 
-
-def applicable(call: Call) -> list[Mutant]:
-    """Return the known bugs that can change a result of this call."""
-    return [one for one in MUTANTS.values() if one.applies(call)]
-
-
-__all__ = ["MUTANTS", "Mutant", "MutantTarget", "applicable", "run_mutant", "same_on"]
+__all__ = ["MUTANTS", "Mutant", "MutantTarget", "run_mutant"]
