@@ -8,19 +8,24 @@ missing or counted twice. A block is named if this error equals the error of a w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec.compare.noise.predict import predict
 from ringspec.compare.noise.problem import Geometry
 from ringspec.conformance.cases.calls import forward_alone
+from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.mutants.hooks import At, Hooks, merged
 from ringspec.conformance.diagnose.mutants.ring import ring_results
-from ringspec.conformance.judge.noise_inputs import Question, in_order
+from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, question_of
+from ringspec.conformance.judge.recipe import recipe_for
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call
+from ringspec.errors import RingspecError
 from ringspec.recipes import RECIPES, Recipe
 from ringspec.spec.online_softmax import SoftmaxState
 from ringspec.truth.dense import Named
@@ -51,21 +56,23 @@ class Wrong:
 
 
 def localise(
-    call: Call,
-    question: Question,
-    geometry: Geometry,
-    got: Mapping[str, Array],
-    sd: Mapping[str, Array],
-    failing: Collection[str] = ORDER,
+    claims: Capabilities, call: Call, outputs: Outputs, failing: Collection[str] = ORDER
 ) -> list[str]:
-    """Describe in sentences where the results ``got`` (global, float64) differ from the truth by more than noise.
+    """Describe in sentences where the outputs of a ring call differ from the truth by more than noise.
 
-    ``question``: the problem of ``call`` with its correct results. ``geometry``: the owner of each token. ``sd``:
-    predicted standard deviation of each element's error, by tensor. ``failing``: the tensors that failed the case, by
-    default all. Other tensors are never called wrong, however far they are from the truth.
+    ``failing``: the tensors that failed the case, by default all. Other tensors are never called wrong, however far
+    they are from the truth. The result is [] for other calls, and for inputs near the limits of float64.
     """
+    if call.operation != "ring":
+        return []
+    try:
+        question, geometry = question_of(call), geometry_of(call)
+        noise = predict(question.attention, recipe_for(claims, call.formats), geometry)
+    except RingspecError:
+        return []
+    got, truth = in_order(call, outputs), question.truth
     found = [
-        Wrong(name, wrong_rows(got[name], question.truth[name], sd[name]), owner_of(name, geometry))
+        Wrong(name, wrong_rows(got[name], truth[name], noise.sd[name]), owner_of(name, geometry))
         for name in ORDER
         if name in got
     ]
@@ -78,7 +85,7 @@ def localise(
     lines += [f"{one.name} holds NaN" for one in wrong if np.isnan(got[one.name]).any()]
     lines += [described(one, geometry) for one in wrong]
     sums = [name for name in named if name != "lse"]
-    return [*lines, *blocks_that_count_wrongly(call, question, geometry, got, sums)]
+    return [*lines, *blocks_that_count_wrongly(call, truth, geometry, got, sums)]
 
 
 def owner_of(name: str, geometry: Geometry) -> NDArray[np.int64]:
@@ -149,11 +156,7 @@ def within_blocks(wrong: Wrong, tokens: Booleans, workers: int) -> list[str]:
 
 
 def blocks_that_count_wrongly(
-    call: Call,
-    question: Question,
-    geometry: Geometry,
-    got: Mapping[str, Array],
-    wrong: Collection[str],
+    call: Call, truth: Named, geometry: Geometry, got: Named, wrong: Collection[str]
 ) -> Iterator[str]:
     """Yield a sentence for each block that explains a worker's error, by being missing or counted twice.
 
@@ -162,9 +165,9 @@ def blocks_that_count_wrongly(
     for step, (factor, (words, or_else)) in product(range(call.workers), COUNTS.items()):
         ours = counted(call, step, factor)
         for name, r in product(wrong, range(call.workers)):
-            mine, truth = owner_of(name, geometry) == r, question.truth[name]
+            mine, true = owner_of(name, geometry) == r, truth[name]
             error, effect, whole = (
-                x[:, :, mine] for x in (got[name] - truth, ours[name] - truth, (factor - 1) * truth)
+                x[:, :, mine] for x in (got[name] - true, ours[name] - true, (factor - 1) * true)
             )
             if explains(effect, error):
                 whose = "queries" if name in KEY_TENSORS else "keys"

@@ -20,14 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.compare.noise.predict import predict
 from ringspec.conformance.cases.model import Outputs, RunCase
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.candidates import Suspect
 from ringspec.conformance.diagnose.localise import ORDER, localise
 from ringspec.conformance.diagnose.match import diagnose, pairs_of
 from ringspec.conformance.diagnose.mutants import MUTANTS, run_mutant
-from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, question_of
 from ringspec.conformance.judge.recipe import recipe_for
 from ringspec.conformance.readout.problems import SETTINGS, Problem, problem_for
 from ringspec.conformance.readout.proof import read_proven
@@ -38,7 +36,6 @@ from ringspec.conformance.report.records import FAILURES, Finding, Record
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call
 from ringspec.conformance.target.results import due_of
-from ringspec.errors import RingspecError
 from ringspec.formats import store
 
 MOST = {
@@ -204,18 +201,8 @@ def where(
     failing: Collection[str] = ORDER,
 ) -> list[str]:
     """Say where the results are wrong in the first ring call with an error in the ``failing`` tensors."""
-    for call, got in zip(calls, outputs, strict=True):
-        if call.operation != "ring":
-            continue
-        try:
-            question, geometry = question_of(call), geometry_of(call)
-            noise = predict(question.attention, recipe_for(claims, call.formats), geometry)
-        except RingspecError:  # inputs near the limits of float64
-            continue
-        lines = localise(call, question, geometry, in_order(call, got), noise.sd, failing)
-        if lines:
-            return lines
-    return []
+    found = (localise(claims, *one, failing) for one in zip(calls, outputs, strict=True))
+    return next(filter(None, found), [])
 
 
 @lru_cache(maxsize=1)
