@@ -86,30 +86,24 @@ def believing(call: Call, table_of: Callable[[Integers], Integers]) -> Mask:
     ``table_of(table)``: the assumed layout table, made from the real one.
     """
     assert call.index_q is not None and call.index_k is not None
-    on_q = positions_if(call, "q", table_of(call.index_q))
-    on_k = positions_if(call, "k", table_of(call.index_k))
-
-    def mask(at: At, rows: Rows, columns: Columns, terms: Terms) -> Booleans:
-        return masks.visible(
-            rows_at(rows, taken(on_q, rows.index)),
-            at_positions(columns, taken(on_k, columns.index)),
-            terms,
-        )
-
-    return mask
+    moved = at_given(
+        positions_if(call, "q", table_of(call.index_q)),
+        positions_if(call, "k", table_of(call.index_k)),
+    )
+    return lambda at, rows, columns, terms: masks.visible(*moved(rows, columns), terms)
 
 
 def local(call: Call) -> Callable[[Rows, Columns], tuple[Rows, Columns]]:
     """Return a function that replaces positions by slot numbers in the rows and columns of a block."""
-    on_q, on_k = slots(call.index_q), slots(call.index_k)
+    return at_given(slots(call.index_q), slots(call.index_k))
 
-    def counted(rows: Rows, columns: Columns) -> tuple[Rows, Columns]:
-        return (
-            rows_at(rows, taken(on_q, rows.index)),
-            at_positions(columns, taken(on_k, columns.index)),
-        )
 
-    return counted
+def at_given(on_q: Integers, on_k: Integers) -> Callable[[Rows, Columns], tuple[Rows, Columns]]:
+    """Return a function that replaces the positions of a block's rows and columns; given are those of all tokens."""
+    return lambda rows, columns: (
+        rows_at(rows, taken(on_q, rows.index)),
+        at_positions(columns, taken(on_k, columns.index)),
+    )
 
 
 def only(terms: Terms, *names: str) -> Terms:
