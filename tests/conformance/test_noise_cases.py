@@ -12,8 +12,9 @@ from ringspec.conformance.judge import noise as noise_judge
 from ringspec.conformance.judge.noise_inputs import geometry_of, in_order, places, question_of
 from ringspec.conformance.run.case import run_case
 from ringspec.conformance.target.protocol import Result
-from ringspec.conformance.targets.reference import REFERENCES
+from ringspec.conformance.targets.reference import REFERENCES, ring_results
 from ringspec.formats import load, store
+from ringspec.recipes import RECIPES
 from ringspec.rings.ring import ring
 
 CASES = {case.id: case for case in noise_cases.cases()}
@@ -125,6 +126,53 @@ def test_the_share_of_each_case_keeps_the_false_alarm_rate_of_a_run():
     for profile in ("core", "full"):
         assert [case.id for case in run_cases(profile)][-len(CASES) :] == list(CASES)
     assert not any(case.id.startswith("noise/") for case in run_cases("smoke"))
+
+
+class LargerO:
+    """The reference in bfloat16, whose o is multiplied by 1 + 1e-4 before its last rounding."""
+
+    name = "larger-o"
+
+    def __init__(self):
+        self.right = REFERENCES["bf16"]
+        self.capabilities = dataclasses.replace(
+            self.right.capabilities, operations=("ring-forward",)
+        )
+
+    def run(self, call):
+        exact = ring_results(call, RECIPES["bf16"].replace(outputs="float64"))
+        o = [store(x * (1 + 1e-4), "bfloat16") for x in exact["o"]]
+        return dataclasses.replace(self.right.run(call), o=o)
+
+
+def test_the_case_of_many_heads_finds_a_ten_thousandth_in_o_and_the_others_do_not(monkeypatch):
+    monkeypatch.setattr(noise_judge, "inferred", lambda *given: ())
+    right = run_case(REFERENCES["bf16"], CASES[noise_cases.MANY_HEADS])
+    assert right.outcome == "pass" and right.noise["limits"]["o"]["factor"] <= 1e-4
+    wrong = [id for id in CASES if run_case(LargerO(), CASES[id]).outcome == "mismatch"]
+    assert wrong == [noise_cases.MANY_HEADS]
+
+
+def test_the_case_of_many_heads_runs_in_the_first_ring_that_is_claimed():
+    case = CASES[noise_cases.MANY_HEADS]
+
+    def ring_of(**claims):
+        claims = dataclasses.replace(REFERENCES["bf16"].capabilities, **claims)
+        assert case.why_not(claims) is None
+        [call] = case.make(claims)
+        needs = case.needs_of(claims)
+        assert (needs["layout"], needs["workers"]) == (call.layout, call.workers)
+        return call.workers, call.layout, call.terms.get("causal", False)
+
+    assert ring_of() == (2, "zigzag", True)
+    assert ring_of(layouts=("striped",), workers=(4, 8)) == (4, "striped", True)
+    assert ring_of(masks=(), layouts=("contiguous",), tokens_multiple=128) == (
+        1,
+        "contiguous",
+        False,
+    )
+    no_bf16 = dataclasses.replace(REFERENCES["bf16"].capabilities, formats=("float32",))
+    assert case.why_not(no_bf16) == "inputs bfloat16"
 
 
 def test_truth_and_geometry_of_a_call_are_those_of_the_ring():

@@ -17,7 +17,7 @@ share      a fraction x of the elements is wrong by one unit in the last place
 
 **Response.** The last rounding removes an error that is too small to reach the next number of the format. Averaged
 over many elements, rounding preserves an error; but the sums give most weight to the elements with the least noise,
-and these are rounded back to their correct values. :func:`response` computes the mean error that remains.
+and these are rounded back to their correct values. :class:`LastRounding` computes the mean error that remains.
 
 **Margins.** A recipe declares where a kernel rounds. If it does not say relative to which maximum P is rounded, every
 choice is accepted. The choice with the most noise raises the limits by less than a fifth, so the limits are multiplied
@@ -144,25 +144,44 @@ def detectable(
     return found
 
 
-def response(truth: Array, before: Array, last: str, error: Array) -> Array:
-    """Return the mean error after the last rounding, given the ``error`` before that rounding.
+@dataclass(frozen=True)
+class LastRounding:
+    """The last rounding of a tensor's elements, in those whose noise before it is small.
 
-    ``last``: the format of the rounding. ``before``: variance of the noise before the rounding. The mean is taken over
-    this noise.
+    ``few``: which elements these are. ``unit``, ``x``, ``t2``: their spacing in the format of the result, their true
+    values in this spacing, and the variance of their noise before the rounding in its square. ``lost``: the mean error
+    of rounding the true values with this noise, in the spacing.
+    """
+
+    few: NDArray[np.bool_]
+    unit: Array
+    x: Array
+    t2: Array
+    lost: Array
+
+    def response(self, error: Array) -> Array:
+        """Return the mean error after the rounding, given the ``error`` before it."""
+        moved = error.copy()
+        lost, _, _ = between_neighbours(self.x + error[self.few] / self.unit, self.t2)
+        moved[self.few] += (lost - self.lost) * self.unit
+        return moved
+
+
+def last_rounding(truth: Array, before: Array, last: str) -> LastRounding | None:
+    """Describe the last rounding, to the format ``last``; None if the format is so fine that errors are preserved.
+
+    ``before``: variance of the noise before the rounding. Means are taken over this noise.
 
     >>> x, n = np.array([1.0, 1.0]), np.array([0.0, 1e-4])
-    >>> response(x, n, "bfloat16", np.full(2, 1e-3)).round(4).tolist()
+    >>> last_rounding(x, n, "bfloat16").response(np.full(2, 1e-3)).round(4).tolist()
     [0.0, 0.001]
     """
-    moved = error.copy()
     if format_of(last).precision >= WIDE:
-        return moved
+        return None
     u = spacing(truth, last)
     few = before < BLURRED * u * u
     u, x, t2 = u[few], truth[few] / u[few], before[few] / (u[few] * u[few])
-    lost = [between_neighbours(one, t2)[0] for one in (x, x + error[few] / u)]
-    moved[few] += (lost[1] - lost[0]) * u
-    return moved
+    return LastRounding(few, u, x, t2, between_neighbours(x, t2)[0])
 
 
 def limits(
@@ -189,12 +208,13 @@ def limits(
     direction = np.where(np.isfinite(direction), direction, 0.0)
     finite = np.where(np.isfinite(truth), truth, 0.0)
     sums = list(sums_of(noise, name, truth, direction, allowance))
+    rounding = None if before is None else last_rounding(finite, before, allowance.last)
 
     def needed(pattern: Array, size: float, rounded: bool) -> float:
         """Return the smallest detected size, given the response and the allowance for an error of ``size``."""
         moved = size * pattern
-        if rounded and before is not None:
-            moved = response(finite, before, allowance.last, moved)
+        if rounded and rounding is not None:
+            moved = rounding.response(moved)
         allowed = allowance if widened is None else widened(moved)
         reach = threshold(p) * allowed.high + float(special.ndtri(power)) * allowance.high
         return margin * min((one.smallest(moved / size, reach) for one in sums), default=math.inf)

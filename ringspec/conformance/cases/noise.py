@@ -6,6 +6,10 @@ of :mod:`ringspec.compare.statistics.tests` run on o, lse, dq, dk and dv: on eac
 heads, workers and ring steps. A kernel that declares its recipe must show no more noise than predicted. For a kernel
 that declares none, only systematic errors raise an alarm.
 
+The smallest relative error that a case detects falls with the number of elements. The case with the most elements,
+:data:`MANY_HEADS`, therefore has many heads. Its sequence is short and it has no backward pass, so that a target takes
+about as long for it as for any other noise case.
+
 The probability that any noise case of a run raises a false alarm is at most
 :data:`ringspec.compare.statistics.types.RATE` = 1e-9. Each case gets an equal part of it, divided among its tests.
 """
@@ -66,6 +70,16 @@ RINGS = (
     ("documents", 3, "contiguous", 2),
 )
 FEW_RINGS = (("causal", 4, "zigzag", 2), ("full", 2, "contiguous", 1))
+MANY_HEADS = "noise/many-heads-bf16"
+# Chosen to detect a relative error of 1e-4 in o, for a kernel that declares its recipe.
+SHORT, MANY = 128, 64  # tokens, heads
+# Mask, W, layout; a target runs the first that it claims.
+RINGS_IN_ORDER = tuple(
+    (mask, workers, layout)
+    for mask in ("causal", "full")
+    for workers in (2, 4, 1, 8)
+    for layout in ("zigzag", "contiguous", "striped")
+)
 
 
 def cases() -> Iterator[RunCase]:
@@ -80,6 +94,39 @@ def cases() -> Iterator[RunCase]:
             id = f"noise/{mask}-{layout}-w{workers}-{dtype}"
             case = problem(mask, dtype, kv_heads=kv_heads)
             yield noise_case(id, dealt(case, id, workers, layout))
+    yield first_claimed(MANY_HEADS, many_heads())
+
+
+def many_heads() -> list[RunCase]:
+    """Make the case of many heads in all rings; all of them have the same id."""
+    problems = {mask: many_heads_problem(mask) for mask in ("causal", "full")}
+    return [
+        noise_case(MANY_HEADS, dealt(problems[mask], MANY_HEADS, workers, layout))
+        for mask, workers, layout in RINGS_IN_ORDER
+    ]
+
+
+def many_heads_problem(mask: str, seed: int = 0) -> Case:
+    return problem(mask, "bf16", tokens=SHORT, heads=MANY, kv_heads=MANY, seed=seed, backward=False)
+
+
+def first_claimed(id: str, every: Sequence[RunCase]) -> RunCase:
+    """Make one case of several variants: a target runs the first that it claims."""
+
+    def chosen(claims: Capabilities) -> RunCase:
+        return next((case for case in every if case.why_not(claims) is None), every[0])
+
+    def judge(claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]) -> Judgement:
+        return chosen(claims).judge(claims, calls, outputs)
+
+    return dataclasses.replace(
+        every[0],
+        id=id,
+        make=lambda claims: chosen(claims).make(claims),
+        judge=judge,
+        claimed=lambda claims: chosen(claims).why_not(claims),
+        narrowed=lambda claims: chosen(claims).needs,
+    )
 
 
 def problem(
@@ -91,19 +138,25 @@ def problem(
     heads: int = HEADS,
     kv_heads: int | None = None,
     seed: int = 0,
+    backward: bool = True,
 ) -> Case:
-    """Make a problem with inputs between -2 and 2. In 32 of 128 rows q is 4 times larger, so the softmax is peaked."""
+    """Make a problem with inputs between -2 and 2. In 32 of 128 rows q is 4 times larger, so the softmax is peaked.
+
+    ``backward``: whether the problem has a backward pass.
+    """
     bits = BITS[dtype]
-    draw: dict[str, Any] = {name: numbers(bits, 2 - bits) for name in ("k", "v", "dy")}
+    names = ("k", "v", "dy") if backward else ("k", "v")
+    passes = ("forward", "backward") if backward else ("forward",)
+    draw: dict[str, Any] = {name: numbers(bits, 2 - bits) for name in names}
     peaked = tuple(times(PEAKED, None, None, (t, t + 32), None) for t in range(32, tokens, 128))
     return build.case(
-        f"noise/{mask}-{dtype}-{tokens}" + (f"-{seed}" if seed else ""), "", "", dtype=dtype,
+        f"noise/{mask}-{dtype}-{tokens}" + (f"-{seed}" if seed else ""), "", "", dtype=dtype, passes=passes,
         S=tokens, D=head_dim, H=heads, Hkv=kv_heads or max(heads // 2, 1), q=numbers(bits, 2 - bits, patches=peaked), **draw, **MASKS[mask],
     )  # fmt: skip
 
 
 def noise_call(
-    id: str, dtype: str, workers: int, layout: str = "contiguous", mask: str = "full", **sizes: int
+    id: str, dtype: str, workers: int, layout: str = "contiguous", mask: str = "full", **sizes: Any
 ) -> Call:
     """Make only the call of a noise case, for examples and measurements.
 
