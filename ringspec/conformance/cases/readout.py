@@ -29,7 +29,12 @@ from ringspec.conformance.target.capabilities import FORMATS, Capabilities, why_
 from ringspec.conformance.target.protocol import Call
 
 SMOKE = SETTINGS[:3]
-RULES = {"documents": ("MASK-5",), "softcap": ("FWD-3",), "dlse": ("BWD-3", "RING-7")}
+RULES = {
+    "documents": ("MASK-5",),
+    "softcap": ("FWD-3",),
+    "dlse": ("BWD-3", "RING-7"),
+    "sinks": ("FWD-5", "BWD-9", "RING-12"),
+}
 
 
 def cases(profile: str = "core") -> list[RunCase]:
@@ -43,7 +48,7 @@ def case_of(setting: Setting) -> RunCase:
         circulations=(setting.circulation or CIRCULATIONS[0],),
         directions=(1, -1),
         masks=("causal", "window", "documents"),
-        features=FEATURES,
+        features=(*FEATURES, "several-sinks"),
         formats=FORMATS,
     )
 

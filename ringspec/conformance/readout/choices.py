@@ -26,7 +26,7 @@ OF_QUERIES = {
     "q": "the scores", "dy": "dp", "dv_dy": "dv", "dk_q": "dk", "lse_of": "the lse that a block uses",
     "dlse_of": "the dlse that is subtracted from delta", "delta_dy": "the dy in delta", "delta_o": "the o in delta", "dq_to": "where dq is added",
     "result_of": "the row whose block result is merged into this row", "lse_row": "the row whose lse is returned",
-    "o_row": "the row whose o is returned",
+    "o_row": "the row whose o is returned", "sink_of": "the sinks of a row", "dsink_of": "the head of dsinks",
 }  # fmt: skip
 # The same for the token of a key (worker, key head, slot).
 OF_KEYS = {
@@ -48,7 +48,7 @@ LSES_GIVEN = (
 )  # fmt: skip
 LSES = (
     "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "first block", "so far",
-    "negative", "block's maximum", "delta", "times scale", "divided by scale",
+    "negative", "block's maximum", "delta", "times scale", "divided by scale", "without the sinks",
 )  # fmt: skip
 DELTAS = (
     "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",
@@ -69,6 +69,11 @@ DS_FORMS = (
 )
 CAPS = ("right", "none", "before the scale", "not multiplied back", "not divided", "twice")
 CAP_SLOPES = ("right", "none", "of the capped score", "not squared", "capped score not divided")
+SINKS = (
+    "right", "none", "every step", "every block", "times scale", "divided by scale", "times ln 2", "divided by ln 2",
+    "first", "unshifted", "not exponentiated", "negated",
+)  # fmt: skip
+DSINKS = ("right", "lse without the sinks", "without delta", "of all workers", "of p (1 - p)")
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
     "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "not_home", "stacked",
@@ -124,6 +129,8 @@ class Choices:
         ``o_to`` [a]: the worker that stores o and lse. ``o_times``: a factor on o.
         ``finish``, ``lse_out``: how the final o and lse are computed, as numbers in FINISHES and LSES_GIVEN.
         ``exchanged``: whether dk and dv are exchanged.
+        ``sink_o``, ``sink_lse``: how the sinks enter o and lse, as numbers in SINKS; ``sink_o`` is also used for dsinks.
+        ``dsink``, ``dsink_times``: how dsinks is computed, as a number in DSINKS, and a factor on it.
 
         For the whole ring:
         ``o_tokens``: the number of the layout by which the tokens of o are put back in order.
@@ -215,6 +222,9 @@ def right_choices(geometry: Geometry) -> Choices:
         "lse_out",
         "cap",
         "cap_slope",
+        "sink_o",
+        "sink_lse",
+        "dsink",
     )
     factors = (
         "times",
@@ -226,6 +236,7 @@ def right_choices(geometry: Geometry) -> Choices:
         "dk_count",
         "dv_count",
         "o_times",
+        "dsink_times",
     )
     of |= dict.fromkeys(numbers, number) | dict.fromkeys(factors, one)
     return Choices(

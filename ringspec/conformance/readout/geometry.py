@@ -26,7 +26,7 @@ class Geometry:
     ``circulation`` and ``direction`` are as in ``ringspec.ring``. ``position`` [W, n] has the positions of the tokens
     in the slots of each worker, under ``layout``. ``causal`` and ``window`` (left, right) define the mask. ``heads``
     counts query heads, and ``group`` query heads per key head. ``forward_travels`` is 'keys', as in the specification,
-    or 'queries' if the kernel's forward pass sends queries.
+    or 'queries' if the kernel's forward pass sends queries. ``sinks`` is the number of sinks per query head.
     """
 
     workers: int
@@ -43,6 +43,7 @@ class Geometry:
     documents: tuple[int, ...] | None = None
     softcap: float | None = None
     dlse: bool = False
+    sinks: int = 0
 
     @property
     def slots(self) -> int:

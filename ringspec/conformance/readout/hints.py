@@ -19,6 +19,7 @@ ENDING = "look at what happens to o and lse after the last step, before they are
 STATISTICS = "look at which lse and delta the backward pass uses for a block, in which base and with which order of axes"
 GRADIENTS = "look at the factors with which dS, dq, dk and dv are multiplied, and how often a share is added"
 PRODUCTS = "look at the operands of the matrix products for dq, dk and dv"
+SINKS = "look at where the sinks enter the softmax sum (once per row, after the last step), and where dsinks is summed"
 ROUTES = "look at where the gradient accumulators are sent, how often, and which worker adds them up at the end"
 
 # Hints by the names of the choices; hint_for gives HEADS and ORDER before it looks here.
@@ -61,6 +62,7 @@ HINTS = {
         "dq_of_group",
     ),
     ROUTES: ("dq_to", "dk_to", "dv_to", "adds", "uncleared", "exchanged", "stacked"),
+    SINKS: ("sink_o", "sink_lse", "sink_of", "dsink", "dsink_times", "dsink_of"),
     GRADIENTS: ("ds_times", "dq_count", "dk_count", "dv_count"),
     SOURCES: ("q", "k", "v"),
 }
@@ -74,10 +76,10 @@ def hint_for(kind: Kind) -> str:
     """
     parts = [slot.partition(".") for slot in kind.slots]
     components = {component for _, _, component in parts if component}
-    if "worker" not in components:
+    names = {name for name, _, _ in parts}
+    if "worker" not in components and not names & set(HINTS[SINKS]):
         if "head" in components:
             return HEADS
         if "slot" in components:
             return ORDER
-    names = {name for name, _, _ in parts}
     return next((words for words, of in HINTS.items() if names & set(of)), "")

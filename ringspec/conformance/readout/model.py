@@ -25,11 +25,13 @@ from ringspec.conformance.readout.choices import (
     CAPS,
     DELTAS,
     DS_FORMS,
+    DSINKS,
     DV_FORMS,
     FINISHES,
     KERNELS,
     LSES,
     LSES_GIVEN,
+    SINKS,
     Choices,
     Tiles,
     components,
@@ -76,7 +78,7 @@ class Forward:
     ``block_lse``, ``block_p``: the lse and the normalised p of each block. ``maximum`` [a, h, i]: the row maximum.
     ``last``, ``first`` [a, h, i]: the lse of the last and of the first block in which a row sees a key. ``running`` [a,
     b, h, i]: the lse after each block. ``through`` [a, h, i, x]: the columns of o that contain products of the weights
-    with G.
+    with G. ``bare`` [a, h, i]: lse without the sinks.
     """
 
     weights: Array
@@ -88,6 +90,7 @@ class Forward:
     first: Array
     running: Array
     through: Array
+    bare: Array
 
 
 class Model:
@@ -111,7 +114,7 @@ class Model:
         self.columns = pairs.g.transpose(0, 2, 5, 3, 1, 4).reshape(
             self.key_heads, geometry.tokens, -1
         )
-        self.tokens = list(tokens)
+        self.tokens, self.sinks = list(tokens), pairs.sinks
         self.kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
     @cached_property
@@ -143,7 +146,7 @@ class Model:
         self.kept["core"] = deps, core
         found = self.backward(c, *given)
         names = ("P", OF_DV), ("dS of dq", OF_DQ), ("dS of dk", OF_DK)
-        for (name, slots), x in zip(names, found, strict=True):
+        for (name, slots), x in zip(names, found[:3], strict=True):
             self.kept[name] = (core, *(c[x] for x in slots)), x
 
     def index(self, c: Choices, name: str) -> Integers:
@@ -299,8 +302,9 @@ class Model:
         if c["tiles"] and c["tiles"].through:
             run_m, run_l, weights = self.through_tiles(self.scores(c), c["tiles"])
             weights = weights * c["o_times"]
+        bare = log_of(run_m, run_l)
+        weights, lse = self.with_sinks(c, weights, bare, run_m, block_lse)
         parts = self.of_key_heads(c, weights)
-        lse = log_of(run_m, run_l)
         if c["lse_out"].any():
             assert early is not None
             of = {
@@ -335,8 +339,64 @@ class Model:
             lse = stored_lse
         weights = stored[0] if len(stored) == 1 else np.sum(stored, axis=0)
         return Forward(
-            weights, lse, block_lse, p, run_m, last, first, running, self.through(stored)
+            weights, lse, block_lse, p, run_m, last, first, running, self.through(stored), bare
         )
+
+    def with_sinks(
+        self, c: Choices, weights: Array, bare: Array, maximum: Array, block_lse: Array
+    ) -> tuple[Array, Array]:
+        """Return the weights of pairs and lse with the sinks, given those without (``weights`` and ``bare``)."""
+        if self.sinks is None:
+            return weights, bare
+        of_o, lse = (
+            np.logaddexp(bare, log_sum(self.sink_logits(c, name, maximum, block_lse)))
+            for name in ("sink_o", "sink_lse")
+        )
+        share = np.where(np.isneginf(bare), 0.0, np.exp(finite_shift(bare) - finite_shift(of_o)))
+        return weights * share[:, None, ..., None], lse
+
+    def sink_logits(self, c: Choices, name: str, maximum: Array, block_lse: Array) -> Array:
+        """Return the sinks of each row, [a, h, i, sink], in the form that the choice ``name`` selects."""
+        assert self.sinks is not None
+        head = np.broadcast_to(c["sink_of.head"], (self.workers, 1, *self.shape[2:4], 1))
+        x = self.sinks[head[:, 0, :, :, 0]]
+        seen = (~np.isneginf(block_lse)).sum(axis=1)[..., None]
+        scale, first = self.geometry.scale, np.arange(x.shape[3]) == 0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            of = {
+                "right": x, "none": np.full_like(x, -np.inf), "every step": x + np.log(self.workers),
+                "every block": x + np.log(seen), "times scale": x * scale, "divided by scale": x / scale,
+                "times ln 2": x * LN2, "divided by ln 2": x / LN2, "first": np.where(first, x, -np.inf),
+                "unshifted": x + maximum[..., None], "not exponentiated": np.log(x) + maximum[..., None], "negated": -x,
+            }  # fmt: skip
+        return chosen(of_workers(c[name])[..., None], SINKS, of)
+
+    def dsinks(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Array:
+        """Return the gradient of the sinks [a, h, sink] from what the forward pass saved, as ``backward`` takes it."""
+        row = self.delta_of(self.right, products)[:, 0, :, :, 0]
+        if self.pairs.dlse is not None:
+            row = row - self.pairs.dlse
+        logits = self.sink_logits(c, "sink_o", forward.maximum, forward.block_lse)
+
+        def summed(lse: Array, row: Array, power: float = 0.0) -> Array:
+            p = np.exp(logits - finite_shift(lse)[..., None])
+            return np.asarray(-(p * (1 - power * p) * row[..., None]).sum(axis=2))
+
+        found = summed(lse, row)
+        of = {
+            "right": found, "lse without the sinks": summed(forward.bare, row), "of p (1 - p)": summed(lse, row, 1.0),
+            "without delta": summed(lse, -np.ones_like(row)),
+            "of all workers": np.broadcast_to(found.sum(axis=0), found.shape),
+        }  # fmt: skip
+        whole = (self.workers, 1, self.heads, 1, 1)
+        form, times, head = (
+            np.broadcast_to(c[x], (*whole[:3], *c[x].shape[3:]))[:, 0, :, 0]
+            for x in ("dsink", "dsink_times", "dsink_of.head")
+        )
+        found = times * chosen(form, DSINKS, of)
+        there = np.zeros_like(found)
+        np.add.at(there, (self.rows[:, None], head[..., 0]), found)
+        return there
 
     def weights_of(self, omega: Array, p_of_v: Array, stays: bool) -> Array:
         """Return the weights of pairs in o from ``omega`` [step, a, h, i], the weights of the blocks.
@@ -497,8 +557,8 @@ class Model:
 
     def backward(
         self, c: Choices, forward: Forward, lse: Array, products: Array
-    ) -> tuple[Array, Array, Array]:
-        """Return P, dS as used for dq, and dS as used for dk, from what the forward pass saved.
+    ) -> tuple[Array, ...]:
+        """Return P, dS as used for dq, dS as used for dk and, with sinks, dsinks, from what the forward pass saved.
 
         ``lse`` has the axes [a, h, i]. ``products`` [a, h, i, (g, x, y)] is <dy, o> of each row of o with each row of
         dy.
@@ -541,11 +601,11 @@ class Model:
         )
         if c["exchanged"].any():
             dv, dk = self.exchanged(c, found[0], found[2])
-            return dv, found[1], dk
-        if c["stacked"]:
+            found = dv, found[1], dk
+        elif c["stacked"]:
             dv, dk = self.stacked(found[0], found[2])
-            return dv, found[1], dk
-        return found
+            found = dv, found[1], dk
+        return found if self.sinks is None else (*found, self.dsinks(c, *given))
 
     def core(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Core:
         """Return scores, p, dp, delta and lse of each pair."""
@@ -640,6 +700,7 @@ class Model:
             "zero": np.zeros_like(saved), "delta": delta, "log l": saved - top, "last block": last, "first block": first,
             "so far": forward.running[..., None], "negative": -saved, "block's maximum": finite_shift(m)[..., None],
             "times scale": saved * self.geometry.scale, "divided by scale": saved / self.geometry.scale,
+            "without the sinks": forward.bare.reshape(-1)[at],
         }  # fmt: skip
         return chosen(c["lse"], LSES, of)
 
@@ -780,8 +841,8 @@ class Model:
         )
         return g, (forward.weights * g).sum(axis=(1, 4))
 
-    def gradient_of_forward(self, c: Choices) -> tuple[Array, Array, Array]:
-        """Return P, dS for dq and dS for dk if the backward pass is the gradient of the forward pass ``c``.
+    def gradient_of_forward(self, c: Choices) -> tuple[Array, ...]:
+        """Return P, dS for dq, dS for dk and, with sinks, dsinks if the backward pass is the gradient of the forward pass ``c``.
 
         The gradient is computed by central differences of the scores.
         """
@@ -789,6 +850,14 @@ class Model:
         g = self.g[self.index(self.right, "q"), self.index(c, "v")]
         ds, step = np.zeros(self.shape), 1e-5
         dlse = self.pairs.dlse
+
+        def goal() -> Array:
+            """Return the sums [a, h, i] whose gradient is taken."""
+            self.kept.clear()
+            now = self.forward(c)
+            of_o = (now.weights * g).sum(axis=(1, 4))
+            return of_o if dlse is None else of_o + dlse * finite_shift(now.lse)
+
         keys = right.reshape(-1, self.workers, self.key_heads, self.slots)
         for b in range(self.workers):
             for j in range(self.slots):
@@ -797,14 +866,23 @@ class Model:
                     changed = keys.copy()
                     changed[:, b, :, j] += sign * step
                     self.s = changed.reshape(right.shape)
-                    self.kept.clear()
-                    now = self.forward(c)
-                    of_o = (now.weights * g).sum(axis=(1, 4))
-                    value.append(of_o if dlse is None else of_o + dlse * finite_shift(now.lse))
+                    value.append(goal())
                 ds[:, b, :, :, j] = (value[0] - value[1]) / (2 * step)
         self.s = right
+        if self.sinks is None:
+            self.kept.clear()
+            return base, ds, ds
+        sinks, dsinks = self.sinks, np.zeros((self.workers, *self.sinks.shape))
+        for h, number in np.ndindex(sinks.shape):
+            value = []
+            for sign in (1, -1):
+                self.sinks = sinks.copy()
+                self.sinks[h, number] += sign * step
+                value.append(goal().sum(axis=(1, 2)))
+            dsinks[:, h, number] = (value[0] - value[1]) / (2 * step)
+        self.sinks = sinks
         self.kept.clear()
-        return base, ds, ds
+        return base, ds, ds, dsinks
 
 
 def by_token(x: Array) -> Array:
@@ -858,6 +936,11 @@ def nothing_of(name: str, m: Array, l: Array, omega: Array) -> State:
         np.zeros_like(l) if name == "l" else l,
         np.zeros_like(omega) if name == "o" else omega,
     )
+
+
+def log_sum(x: Array) -> Array:
+    """Return the log-sum-exp along the last axis; -inf if all elements are -inf."""
+    return np.asarray(np.logaddexp.reduce(x, axis=-1))
 
 
 def nonzero(l: Array) -> Array:

@@ -39,13 +39,15 @@ ELSEWHERE = 0.6180339887498949
 class Pairs:
     """The matrices of a problem, for each key head: ``s`` (S) and ``g`` (G), [Hkv, a, b, h, i, j].
 
-    ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none.
+    ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none. ``sinks`` [H, N]; None if there
+    are none.
     """
 
     geometry: Geometry
     s: Array
     g: Array
     dlse: Array | None = None
+    sinks: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Seen:
 
     ``weights`` are those of the forward pass. ``through`` [a, h, i, x] is the rest of o: products of the weights with
     G. ``lse`` is None if the target does not return it. ``p``, ``ds_of_dq`` and ``ds_of_dk`` are None without a
-    backward pass.
+    backward pass. ``dsinks`` [a, h, sink] is None without sinks.
     """
 
     weights: Array
@@ -64,6 +66,7 @@ class Seen:
     p: Array | None = None
     ds_of_dq: Array | None = None
     ds_of_dk: Array | None = None
+    dsinks: Array | None = None
 
 
 def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
@@ -85,7 +88,15 @@ def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
     g = (below(2 * EIGHTHS + 1, "g", *shape) - EIGHTHS) / 8
     s = (unit * (grid + offset)).astype(np.float64)
     dlse = (below(2 * EIGHTHS + 1, "dlse", W, H, n) - EIGHTHS) / 8 if geometry.dlse else None
-    return Pairs(geometry, s, g.astype(np.float64), dlse)
+    return Pairs(geometry, s, g.astype(np.float64), dlse, sinks_of(geometry))
+
+
+def sinks_of(geometry: Geometry) -> Array | None:
+    """Return sinks [H, N] that are about as large as the row maxima, each with its own value; None without sinks."""
+    if not geometry.sinks:
+        return None
+    number = np.arange(geometry.heads * geometry.sinks)
+    return (2.0 + (5 * number % 16) / 4).reshape(geometry.heads, -1)
 
 
 def inputs_of(pairs: Pairs, dim: int) -> dict[str, Array]:
@@ -133,6 +144,7 @@ def seen_in(geometry: Geometry, results: Mapping[str, Array]) -> Seen:
         of_columns(geometry, results["dv"][..., T : T + H * T]),
         of_rows(geometry, results["dq"][..., H * T : H * T + T]) / geometry.scale,
         of_columns(geometry, results["dk"][..., : H * T]) / geometry.scale,
+        results["dsinks"].reshape(W, H, -1) if "dsinks" in results else None,
     )
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ from ringspec.vectors.catalogue import build
 from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 
 MOST, MOST_WINDOWS = 6, 2
-CAUSAL, WINDOWS = ("causal", "window", "documents", "softcap", "dlse"), ("window", "band")
-FEATURES = ("softcap", "dlse")
+FEATURES = ("softcap", "dlse", "sinks")
+CAUSAL, WINDOWS = ("causal", "window", "documents", *FEATURES), ("window", "band")
 SOFTCAP = 4.5  # the largest scores are 6
 WORKERS, SLOTS, MOST_SLOTS = 3, 8, 16
 WINDOW = (5, 2)  # beside a causal mask; without one, by layout:
@@ -89,8 +90,8 @@ def usual_settings() -> Iterator[Setting]:
         yield Setting("band", layout, "")
     for layout in LAYOUTS:
         yield Setting("documents", layout, "")
-    yield Setting("softcap", LAYOUTS[0], "")
-    yield Setting("dlse", LAYOUTS[0], "")
+    for feature in FEATURES:
+        yield Setting(feature, LAYOUTS[0], "")
 
 
 def other_settings() -> Iterator[Setting]:
@@ -154,7 +155,7 @@ class Problem:
 def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
     """Return the first usual problems for a target with these claims; if there are none, also the reason.
 
-    Problems with documents, a soft cap or dlse come last.
+    Problems with documents and with other features come last.
     """
     found, reasons = [], []
     for setting in USUAL:
@@ -163,20 +164,20 @@ def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
             found.append(made)
         else:
             reasons.append(made)
-    windows, packed, capped, of_dlse, others = (
+    windows, packed, others, *features = (
         [one for one in found if group_of(one.pairs.geometry) == name]
-        for name in ("window", "documents", "softcap", "dlse", "")
+        for name in ("window", "documents", "", *FEATURES)
     )
     last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
     chosen = [*others[: MOST - min(len(windows), MOST_WINDOWS)], *windows][:MOST]
-    return [*chosen, *packed[:1], *capped, *of_dlse], "" if found else f"it needs {last}"
+    return [*chosen, *packed[:1], *chain(*features)], "" if found else f"it needs {last}"
 
 
 def group_of(geometry: Geometry) -> str:
-    """Return what a problem is about besides the ring: 'window', 'documents', 'softcap', 'dlse' or ''."""
-    of = {"window": geometry.window, "documents": geometry.documents, "softcap": geometry.softcap}
-    found = [name for name, value in of.items() if value is not None]
-    return next(iter([*found, *(["dlse"] if geometry.dlse else [])]), "")
+    """Return what a problem is about besides the ring: 'window', 'documents', one of FEATURES or ''."""
+    return next(
+        (name for name in ("window", "documents", *FEATURES) if getattr(geometry, name)), ""
+    )
 
 
 @lru_cache(maxsize=64)
@@ -295,7 +296,11 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
     starts = documents(geometry.tokens) if setting.mask == "documents" else None
     softcap = SOFTCAP if setting.mask == "softcap" else None
     geometry = dataclasses.replace(
-        geometry, documents=starts, softcap=softcap, dlse=setting.mask == "dlse"
+        geometry,
+        documents=starts,
+        softcap=softcap,
+        dlse=setting.mask == "dlse",
+        sinks=0 if setting.mask != "sinks" else 2 if "several-sinks" in claims.features else 1,
     )
     pairs = pairs_of(geometry)
     terms: dict[str, Any] = {"causal": True} if causal else {}
@@ -321,6 +326,8 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
         if pairs.dlse is not None:
             chosen = in_order(pairs.dlse[..., None], order)[..., 0].tolist()
             given["dlse"] = TensorRecipe("values", values=chosen) if inputs else True
+        if pairs.sinks is not None:
+            given["sinks"] = TensorRecipe("values", values=pairs.sinks.tolist())
         dtype, tokens = DTYPES[storage], workers * slots
         dense = build.case(
             id, REASON, "", S=tokens, H=heads, Hkv=heads // group, D=dim, dtype=dtype, **given, **terms

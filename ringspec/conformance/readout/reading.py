@@ -36,6 +36,7 @@ MATRICES = {
     "P": "the weights of the backward",
     "dS of dq": "dS as dq got it",
     "dS of dk": "dS as dk got it",
+    "dsinks": "the gradient of the sinks",
 }
 # Words that describe a mistake in blocks, and the words for the same mistake in single pairs.
 OF_PAIRS = {
@@ -229,12 +230,17 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
     ds = p * (g + (p * g).sum(axis=(1, 4))[:, None, ..., None])
     if pairs.dlse is not None:
         ds = ds + p * np.abs(pairs.dlse)[:, None, ..., None]
+    more: dict[str, Array] = {}
     per_head = {
         "dk": geometry.scale * np.einsum("abhij,ahid->bhjd", ds, q),
         "dv": np.einsum("abhij,ahid->bhjd", p, dy),
     }
+    if pairs.sinks is not None:
+        weight = np.exp(pairs.sinks[None, :, None] - forward.lse[..., None])
+        per_sink = weight * (p * g).sum(axis=(1, 4))[..., None]
+        more["dsinks"] = per_sink.sum(axis=2).reshape(-1, pairs.sinks.shape[1])
     shape = (geometry.workers, -1, geometry.group, geometry.slots, dim)
-    return {
+    return more | {
         "o": np.einsum("abhij,bhjd->ahid", p, v),
         "lse": np.maximum(1.0, np.abs(forward.lse)),
         "dq": geometry.scale * np.einsum("abhij,bhjd->ahid", ds, k),

@@ -39,8 +39,9 @@ from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.recipes import RECIPES
 
-TENSORS = {"q", "k", "v", "dy", "dlse", "segments_q", "segments_k"}
+TENSORS = {"q", "k", "v", "dy", "dlse", "sinks", "segments_q", "segments_k"}
 TERMS = {"scale", "causal", "window", "cu_seqlens", "softcap"}
+SUMS = ("dsinks",)
 NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S and G
 NEARER = 0.25  # of the distance from the correct results, in each tensor
 MOST_PAIRS = 1 << 18  # B * H * Sq * Sk
@@ -62,6 +63,7 @@ class Given:
     dy: Array | None
     also: Booleans
     dlse: Array | None = None
+    sinks: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,9 @@ def nearer(
     """
     tolerance, wrong = TOLERANCES[call.formats["inputs"]], False
     for name in outputs.keys() & ours.keys():
+        at = ... if name in SUMS else entry  # these are sums over a batch, which has one entry
         got, true = (
-            np.stack([load(np.asarray(x))[entry] for x in shards])
+            np.stack([load(np.asarray(x))[at] for x in shards])
             for shards in (outputs[name], right[name])
         )
         if not near(got, ours[name], sizes[name], tolerance).all():
@@ -168,6 +171,8 @@ def expressible(call: Call) -> bool:
     index_q, index_k, position_q, position_k = map(np.asarray, tables)
     batch, heads, slots, _ = call.worker("q", 0).shape
     pairs = batch * heads * (slots * call.workers) ** 2
+    if "sinks" in call.tensors and batch > 1:
+        return False
     one_side = np.array_equal(index_q, index_k) and np.array_equal(position_q, position_k)
     return one_side and position_q.shape[1] == 1 and index_q.min() >= 0 and pairs <= MOST_PAIRS
 
@@ -184,6 +189,7 @@ def given_of(call: Call, entry: int, travels: str) -> Given:
     assert q is not None and k is not None and v is not None
     assert call.position_q is not None
     terms, starts = call.terms, documents_of(call)
+    sinks = load(call.worker("sinks", 0)) if "sinks" in call.tensors else None
     geometry = Geometry(
         call.workers,
         call.circulation,
@@ -199,8 +205,9 @@ def given_of(call: Call, entry: int, travels: str) -> Given:
         starts,
         terms.get("softcap"),
         "dlse" in call.tensors,
+        0 if sinks is None else sinks.shape[1],
     )
-    return Given(geometry, q, k, v, dy, same_document(call, entry), dlse)
+    return Given(geometry, q, k, v, dy, same_document(call, entry), dlse, sinks)
 
 
 def documents_of(call: Call) -> tuple[int, ...] | None:
@@ -277,15 +284,16 @@ class RingOf:
 
 
 def gradients_of(results: Results, other: Results) -> Results:
-    """Return ``results`` with dq, dk and dv replaced by those of ``other``."""
-    return results | {name: other[name] for name in ("dq", "dk", "dv") if name in other}
+    """Return ``results`` with all gradients replaced by those of ``other``."""
+    return results | {name: x for name, x in other.items() if name not in ("o", "lse")}
 
 
 def pairs_of_call(given: Given) -> Pairs:
     """Return S and G [Hkv, a, b, h, i, j] of a call, for each query head with each key head."""
     s = given.geometry.scale * np.einsum("ahid,bcjd->cabhij", given.q, given.k)
     dy = np.zeros_like(given.q[..., : given.v.shape[3]]) if given.dy is None else given.dy
-    return Pairs(given.geometry, s, np.einsum("ahid,bcjd->cabhij", dy, given.v), given.dlse)
+    g = np.einsum("ahid,bcjd->cabhij", dy, given.v)
+    return Pairs(given.geometry, s, g, given.dlse, given.sinks)
 
 
 @dataclass(frozen=True)
@@ -320,7 +328,7 @@ class Numbers:
             return results, sizes
         of_q, of_kv = (self.backward.in_kernel(kernel) for kernel in KERNELS)
         if self.derived:
-            _, ds, _ = model.gradient_of_forward(self.forward)
+            _, ds, _, *of_sinks = model.gradient_of_forward(self.forward)
             shares = weights, ds, ds
             p, delta = weights, (given.dy * results["o"]).sum(axis=3)[:, None, ..., None]
         else:
@@ -329,6 +337,16 @@ class Numbers:
             cores = [model.core(c, first, first.lse, flat) for c in (of_q, of_kv)]
             shares = self.shares(of_q, of_kv, *cores)
             p, delta = np.maximum(cores[0][1], cores[1][1]), cores[0][3]
+            of_sinks = (
+                [model.dsinks(self.backward, first, first.lse, flat)]
+                if given.geometry.sinks
+                else []
+            )
+        if given.sinks is not None:
+            weight = np.exp(given.sinks[None, :, None] - np.nan_to_num(first.lse)[..., None])
+            each = np.abs(given.dy * results["o"]).sum(axis=3)[..., None]
+            size = np.maximum(np.abs(of_sinks[0]), (weight * each).sum(axis=2))
+            results["dsinks"], sizes["dsinks"] = of_sinks[0], size
         parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta))
         scale = given.geometry.scale
         of_v = self.forward if self.derived else of_kv

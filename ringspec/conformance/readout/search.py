@@ -50,7 +50,15 @@ MOST_FAULTS = 3
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse as they are before this."
-STORED = ("o_tokens", "o_to", *components("o_row"), *components("lse_row"), "lse_out", "o_times")
+STORED = (
+    "o_tokens",
+    "o_to",
+    *components("o_row"),
+    *components("lse_row"),
+    "lse_out",
+    "o_times",
+    "sink_lse",
+)
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
 NOTHING = 0.05  # a smaller factor cannot be told from 0 in every pair
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
@@ -67,6 +75,7 @@ LANDING = {
 }  # fmt: skip
 CARRIED = (
     *components("q"), *components("k"), *components("v"), "mask", "times", "cap", "count", "hidden_score",
+    *components("sink_of"), "sink_o",
 )  # fmt: skip
 
 
@@ -571,9 +580,11 @@ class Reader:
                 return one
         return max(found, key=lambda x: (x[0].whole, -len(x[0].faults), x[1]))[0]
 
-    def match_backward(self, seen: Seen, ours: tuple[Array, Array, Array]) -> Match:
-        assert seen.p is not None and seen.ds_of_dq is not None and seen.ds_of_dk is not None
-        arrays = dict(zip(("P", "dS of dq", "dS of dk"), ours, strict=True))
+    def match_backward(self, seen: Seen, ours: tuple[Array, ...]) -> Match:
+        assert seen.p is not None
+        read = (seen.p, seen.ds_of_dq, seen.ds_of_dk, seen.dsinks)
+        was = {name: x for name, x in zip(GRADIENTS_READ, read, strict=True) if x is not None}
+        arrays = {name: x for name, x in zip(GRADIENTS_READ, ours, strict=False) if name in was}
         equal = {}
         for name, x in arrays.items():
             known = self.judged.get(name)
@@ -585,12 +596,15 @@ class Reader:
                 equal[name] = known[1].equal[name]
             elif name == "P":
                 equal[name] = near(seen.p, x, np.abs(x), self.tolerance)
+            elif name == "dsinks":
+                weight = np.abs(1 - arrays["P"].sum(axis=(1, 4)))
+                size = (weight * np.abs(seen.delta)).sum(axis=2)[..., None]
+                equal[name] = near(was[name], x, np.maximum(np.abs(x), size), self.tolerance)
             else:
-                was = seen.ds_of_dq if name == "dS of dq" else seen.ds_of_dk
                 parts = np.abs(arrays["P"]) * (
                     self.largest + np.abs(seen.delta)[:, None, :, :, None]
                 )
-                equal[name] = near(was, x, np.maximum(np.abs(x), parts), self.tolerance)
+                equal[name] = near(was[name], x, np.maximum(np.abs(x), parts), self.tolerance)
         known = self.judged.get("P")
         if known is not None and known[0] is arrays["P"]:
             return Match(equal, known[1].alike, arrays)
@@ -611,7 +625,7 @@ class Reader:
         kinds, places = self.tried("backward")
         wrong = {name: not x.all() for name, x in match.equal.items()}
         for kind in kinds:
-            touched = matrices(kind)
+            touched = [name for name in matrices(kind) if name in wrong]
             if not any(wrong[name] for name in touched):
                 continue
             if last and not all(name in touched for name in wrong if wrong[name]):
@@ -620,8 +634,19 @@ class Reader:
                 continue
             everywhere = Fault("backward", kind, places.blocks[0])
             got = predict(everywhere.applied(choices))
-            if kind.slots & set(OF_ALL):
+            if kind.slots & set(OF_ALL) or ("dsinks" in touched and len(touched) > 1):
                 yield everywhere, got
+                continue
+            if touched == ["dsinks"]:
+                was, now = (np.all(x.equal["dsinks"], axis=2) for x in (match, got))
+                good, bad = (
+                    x[:, None, :, None, None] & np.ones(self.model.shape, bool)[:, :1]
+                    for x in (now & ~was, was & ~now)
+                )
+                if good.any():
+                    yield from self.at_best(
+                        kind, self.workers, good, bad, predict, choices, "backward"
+                    )
                 continue
             moved = {LANDING[name] for name in names_of(kind) if name in LANDING}
             stay = [name for name in touched if name not in moved and changes(match, got, name)]
@@ -689,7 +714,9 @@ class Reader:
         return good, bad
 
 
-OF_GRADIENTS = {
+GRADIENTS_READ = ("P", "dS of dq", "dS of dk", "dsinks")  # as the model and Seen have them
+OF_SINKS = ("dsink", "dsink_times", "dsink_of", "sink_of", "sink_o")
+OF_GRADIENTS = set(OF_SINKS) | {
     f"{name}_{what}" for name in ("dq", "dk", "dv") for what in ("to", "count", "form", "q", "k", "dy")
 }  # fmt: skip
 GOALS = {
@@ -729,7 +756,7 @@ CHANGED_BY = {
     "dq_to": BOTH[:1], "dq_k": BOTH[:1], "dq_count": BOTH[:1], "dq_form": BOTH[:1],
     "dk_q": BOTH[1:], "dk_to": BOTH[1:], "dk_count": BOTH[1:], "dk_form": BOTH[1:],
     "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH, "cap_slope": BOTH, "dlse_of": BOTH, "dlse_times": BOTH,
-    "exchanged": ("P", "dS of dk"), "stacked": ("P", "dS of dk"), "dq_of_group": BOTH[:1],
+    "exchanged": ("P", "dS of dk"), "stacked": ("P", "dS of dk"), "dq_of_group": BOTH[:1], **dict.fromkeys(OF_SINKS, ("dsinks",)),
 }  # fmt: skip
 
 
