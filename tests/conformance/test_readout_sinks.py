@@ -88,7 +88,7 @@ FORWARD = {
 BACKWARD = {
     "sign": (dsinks(lambda p, row, **s: -right_dsinks(p, row)), "dsinks is negated"),
     "twice": (dsinks(lambda p, row, **s: 2 * right_dsinks(p, row)), "dsinks is too large by a factor of 2"),
-    "scaled": (dsinks(lambda p, row, scale, **s: scale * right_dsinks(p, row)), "dsinks is multiplied by the scale twice"),
+    "scaled": (dsinks(lambda p, row, scale, **s: scale * right_dsinks(p, row)), "dsinks is multiplied by the scale"),
     "none": (dsinks(lambda p, row, **s: 0 * right_dsinks(p, row)), "dsinks is 0"),
     "one-worker": (
         dsinks(lambda p, row, worker, **s: (worker == 2) * right_dsinks(p, row)), "on all workers but 2, dsinks is 0",
@@ -115,7 +115,7 @@ def told_of(target, feature="sinks"):
 
 def test_a_ring_with_sinks_is_right():
     found = explain_target(Target())
-    assert found.right and found.runs[-1].problem.id == "readout/sinks-contiguous"
+    assert found.right and "readout/sinks-contiguous" in [one.problem.id for one in found.runs]
 
 
 @pytest.mark.parametrize("name", marked(FORWARD))

@@ -33,6 +33,7 @@ RULES = {
     "documents": ("MASK-5",),
     "softcap": ("FWD-3",),
     "dlse": ("BWD-3", "RING-7"),
+    "bias": ("FWD-1", "BWD-8", "RING-6"),
     "sinks": ("FWD-5", "BWD-9", "RING-12"),
 }
 

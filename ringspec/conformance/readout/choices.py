@@ -27,10 +27,12 @@ OF_QUERIES = {
     "dlse_of": "the dlse that is subtracted from delta", "delta_dy": "the dy in delta", "delta_o": "the o in delta", "dq_to": "where dq is added",
     "result_of": "the row whose block result is merged into this row", "lse_row": "the row whose lse is returned",
     "o_row": "the row whose o is returned", "sink_of": "the sinks of a row", "dsink_of": "the head of dsinks",
+    "bias_q": "the row of the bias", "dbias_to": "the row where dbias is added",
 }  # fmt: skip
 # The same for the token of a key (worker, key head, slot).
 OF_KEYS = {
     "k": "the scores", "v": "o, and dp", "dq_k": "dq", "dk_to": "where dk is added", "dv_to": "where dv is added",
+    "bias_k": "the column of the bias", "dbias_k": "the column where dbias is added",
 }  # fmt: skip
 COMPONENTS = ("worker", "head", "slot")
 # Many backward passes compute these gradients in two kernels, each with its own masks and p.
@@ -117,12 +119,13 @@ class Choices:
         ``mask``: the number of a mask. ``value_mask``: the same for the products with v and dy; -1 is the mask in ``mask``.
         ``hidden_score``: the score of a masked pair. ``times``: a factor on the score.
         ``centred``: whether the mean over the block's keys is subtracted from the scores.
+        ``bias_times``: a factor on the bias.
         ``count``: how often the pair is counted.
         ``lse``, ``delta``: what the backward pass takes for lse and delta, as numbers in LSES and DELTAS.
         ``delta_times``, ``dlse_times``, ``ds_times``: factors on delta, dlse and dS.
     ``cap``, ``cap_slope``: the form of the soft cap and of its derivative, as numbers in CAPS and CAP_SLOPES.
-        ``dq_form``, ``dk_form``, ``dv_form``: the matrix in each gradient's product, as numbers in DS_FORMS and DV_FORMS.
-        ``dq_count``, ``dk_count``, ``dv_count``: how often a share is added to each gradient.
+        ``dq_form``, ``dk_form``, ``dv_form``, ``dbias_form``: the matrix in each gradient's product, as numbers in DS_FORMS and DV_FORMS.
+        ``dq_count``, ``dk_count``, ``dv_count``, ``dbias_count``: how often a share is added to each gradient.
         ``merge``: how a block's result is merged into the running one, as a number in MERGES.
 
         For each query or worker:
@@ -147,7 +150,7 @@ class Choices:
         ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
         ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
         ``stacked``: whether dk + dv is returned as dk, and the dk + dv of the next worker as dv.
-        ``turned``: 1 if dS is not transposed for dk, 2 if P is not transposed for dv, 3 for both.
+        ``turned``: 1 if dS is not transposed for dk, 2 if P is not transposed for dv, 3 for both, 4 if dS is transposed for dbias.
     """
 
     of: Mapping[str, Any]
@@ -217,6 +220,7 @@ def right_choices(geometry: Geometry) -> Choices:
         "dq_form",
         "dk_form",
         "dv_form",
+        "dbias_form",
         "merge",
         "finish",
         "lse_out",
@@ -235,6 +239,8 @@ def right_choices(geometry: Geometry) -> Choices:
         "dq_count",
         "dk_count",
         "dv_count",
+        "dbias_count",
+        "bias_times",
         "o_times",
         "dsink_times",
     )

@@ -27,6 +27,7 @@ class Geometry:
     in the slots of each worker, under ``layout``. ``causal`` and ``window`` (left, right) define the mask. ``heads``
     counts query heads, and ``group`` query heads per key head. ``forward_travels`` is 'keys', as in the specification,
     or 'queries' if the kernel's forward pass sends queries. ``sinks`` is the number of sinks per query head.
+    ``bias``: whether a bias is added to the scores.
     """
 
     workers: int
@@ -44,6 +45,7 @@ class Geometry:
     softcap: float | None = None
     dlse: bool = False
     sinks: int = 0
+    bias: bool = False
 
     @property
     def slots(self) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import comb
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from ringspec.conformance.readout.choices import (
     KERNELS,
     LSES,
     LSES_GIVEN,
+    OF_KEYS,
     SINKS,
     Choices,
     Tiles,
@@ -47,6 +48,9 @@ OF_SCORES = (
     *components("k"),
     "centred",
     "times",
+    *components("bias_q"),
+    *components("bias_k"),
+    "bias_times",
     "cap",
     "mask",
     "hidden_score",
@@ -91,6 +95,19 @@ class Forward:
     running: Array
     through: Array
     bare: Array
+
+
+class Gradients(NamedTuple):
+    """The matrices [a, b, h, i, j] of a backward pass: P and dS for dq, for dk and for dbias; and dsinks [a, h, sink].
+
+    The last two are None without a bias and without sinks.
+    """
+
+    p: Array
+    ds_of_dq: Array
+    ds_of_dk: Array
+    ds_of_bias: Array | None = None
+    dsinks: Array | None = None
 
 
 class Model:
@@ -152,7 +169,7 @@ class Model:
     def index(self, c: Choices, name: str) -> Integers:
         """Return the index, over workers, heads and slots, of the token that the choice ``name`` selects for each pair."""
         worker, head, slot = (c[x] for x in components(name))
-        of_keys = name in ("k", "v", "dq_k", "dk_to", "dv_to")
+        of_keys = name in OF_KEYS
         return (worker * (self.key_heads if of_keys else self.heads) + head) * self.slots + slot
 
     def row_index(self, c: Choices, name: str) -> Integers:
@@ -172,14 +189,23 @@ class Model:
         """Return the scores of the pairs: ``hidden_score`` where a pair is masked, -inf where it is not computed."""
 
         def compute() -> Array:
-            s = self.s[self.index(c, "q"), self.index(c, "k")]
-            if c["centred"].any():
-                s = np.where(c["centred"], s - s.mean(axis=4, keepdims=True), s)
-            s = self.capped(c["times"] * s, c["cap"])
+            s = self.capped(self.uncapped(c), c["cap"])
             s = np.where(self.shown(c["mask"]), s, c["hidden_score"])
             return np.where(c["count"] != 0, s, -np.inf)
 
         return np.asarray(self.once("scores", [c[x] for x in OF_SCORES], compute))
+
+    def uncapped(self, c: Choices) -> Array:
+        """Return the scores of the pairs with the bias, before the soft cap and the mask."""
+        s = self.s[self.index(c, "q"), self.index(c, "k")]
+        if c["centred"].any():
+            s = np.where(c["centred"], s - s.mean(axis=4, keepdims=True), s)
+        s = c["times"] * s
+        if self.pairs.bias is None:
+            return np.asarray(s)
+        column = c["bias_k.worker"] * self.slots + c["bias_k.slot"]
+        bias = self.pairs.bias.reshape(-1, self.geometry.tokens)
+        return np.asarray(s + c["bias_times"] * bias[self.index(c, "bias_q"), column])
 
     def capped(self, s: Array, form: Integers) -> Array:
         """Return scores under the soft cap, in the form that ``form`` numbers."""
@@ -198,8 +224,7 @@ class Model:
         cap = self.geometry.softcap
         if cap is None:
             return 1.0
-        s = c["times"] * self.s[self.index(c, "q"), self.index(c, "k")]
-        t = np.tanh(s / cap)
+        t = np.tanh(self.uncapped(c) / cap)
         of = {
             "right": 1 - t**2, "none": np.ones_like(t), "of the capped score": 1 - np.tanh(t) ** 2,
             "not squared": 1 - t, "capped score not divided": 1 - (cap * t) ** 2,
@@ -371,8 +396,13 @@ class Model:
             }  # fmt: skip
         return chosen(of_workers(c[name])[..., None], SINKS, of)
 
-    def dsinks(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Array:
-        """Return the gradient of the sinks [a, h, sink] from what the forward pass saved, as ``backward`` takes it."""
+    def dsinks(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Array | None:
+        """Return the gradient of the sinks [a, h, sink] from what the forward pass saved, as ``backward`` takes it.
+
+        None if there are no sinks.
+        """
+        if self.sinks is None:
+            return None
         row = self.delta_of(self.right, products)[:, 0, :, :, 0]
         if self.pairs.dlse is not None:
             row = row - self.pairs.dlse
@@ -555,10 +585,8 @@ class Model:
         changed = (l != 0) & ((state[1] != 0) | (kind in AT_FIRST))
         return e / nonzero(l)[..., None], where_changed(changed, other, new)
 
-    def backward(
-        self, c: Choices, forward: Forward, lse: Array, products: Array
-    ) -> tuple[Array, ...]:
-        """Return P, dS as used for dq, dS as used for dk and, with sinks, dsinks, from what the forward pass saved.
+    def backward(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Gradients:
+        """Return the matrices of the gradients from what the forward pass saved.
 
         ``lse`` has the axes [a, h, i]. ``products`` [a, h, i, (g, x, y)] is <dy, o> of each row of o with each row of
         dy.
@@ -605,7 +633,16 @@ class Model:
         elif c["stacked"]:
             dv, dk = self.stacked(found[0], found[2])
             found = dv, found[1], dk
-        return found if self.sinks is None else (*found, self.dsinks(c, *given))
+        dv, dq, dk = found
+        return Gradients(dv, dq, dk, self.for_bias(of_q, core), self.dsinks(c, *given))
+
+    def for_bias(self, c: Choices, core: Core) -> Array | None:
+        """Return the shares of dbias at the rows and columns to which they are added; None without a bias."""
+        if not self.geometry.bias:
+            return None
+        x = self.ds_of(c["dbias_form"], c, *core[1:])
+        x = x.swapaxes(3, 4) if c["turned"] & 4 else x
+        return self.stored("dbias", c, x * c["dbias_count"], "dbias_to", "dbias_k")
 
     def core(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Core:
         """Return scores, p, dp, delta and lse of each pair."""
@@ -729,7 +766,7 @@ class Model:
         """Return the shares of a gradient at the rows and columns to which they are added."""
         if not self.correct(c, row, column):
             worker, head, slot = (c[x] for x in components(column))
-            if name != "dq" and not (
+            if name in ("dk", "dv") and not (
                 c[f"{row}.head"] is self.right[f"{row}.head"]
                 and head is self.right[f"{column}.head"]
             ):
@@ -841,8 +878,8 @@ class Model:
         )
         return g, (forward.weights * g).sum(axis=(1, 4))
 
-    def gradient_of_forward(self, c: Choices) -> tuple[Array, ...]:
-        """Return P, dS for dq, dS for dk and, with sinks, dsinks if the backward pass is the gradient of the forward pass ``c``.
+    def gradient_of_forward(self, c: Choices) -> Gradients:
+        """Return the matrices of the gradients if the backward pass is the gradient of the forward pass ``c``.
 
         The gradient is computed by central differences of the scores.
         """
@@ -869,9 +906,14 @@ class Model:
                     value.append(goal())
                 ds[:, b, :, :, j] = (value[0] - value[1]) / (2 * step)
         self.s = right
+        dbias = (
+            self.stored("dbias", c, c["bias_times"] * ds, "bias_q", "bias_k")
+            if self.geometry.bias
+            else None
+        )
         if self.sinks is None:
             self.kept.clear()
-            return base, ds, ds
+            return Gradients(base, ds, ds, dbias)
         sinks, dsinks = self.sinks, np.zeros((self.workers, *self.sinks.shape))
         for h, number in np.ndindex(sinks.shape):
             value = []
@@ -882,7 +924,7 @@ class Model:
             dsinks[:, h, number] = (value[0] - value[1]) / (2 * step)
         self.sinks = sinks
         self.kept.clear()
-        return base, ds, ds, dsinks
+        return Gradients(base, ds, ds, dbias, dsinks)
 
 
 def by_token(x: Array) -> Array:

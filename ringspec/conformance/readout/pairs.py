@@ -39,8 +39,8 @@ ELSEWHERE = 0.6180339887498949
 class Pairs:
     """The matrices of a problem, for each key head: ``s`` (S) and ``g`` (G), [Hkv, a, b, h, i, j].
 
-    ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none. ``sinks`` [H, N]; None if there
-    are none.
+    ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none. ``sinks`` [H, N] and ``bias`` [a, h, i, (b, j)];
+    None if there are none.
     """
 
     geometry: Geometry
@@ -48,6 +48,7 @@ class Pairs:
     g: Array
     dlse: Array | None = None
     sinks: Array | None = None
+    bias: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Seen:
 
     ``weights`` are those of the forward pass. ``through`` [a, h, i, x] is the rest of o: products of the weights with
     G. ``lse`` is None if the target does not return it. ``p``, ``ds_of_dq`` and ``ds_of_dk`` are None without a
-    backward pass. ``dsinks`` [a, h, sink] is None without sinks.
+    backward pass. ``ds_of_bias`` is None without a bias, and ``dsinks`` [a, h, sink] without sinks.
     """
 
     weights: Array
@@ -66,6 +67,7 @@ class Seen:
     p: Array | None = None
     ds_of_dq: Array | None = None
     ds_of_dk: Array | None = None
+    ds_of_bias: Array | None = None
     dsinks: Array | None = None
 
 
@@ -88,7 +90,8 @@ def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
     g = (below(2 * EIGHTHS + 1, "g", *shape) - EIGHTHS) / 8
     s = (unit * (grid + offset)).astype(np.float64)
     dlse = (below(2 * EIGHTHS + 1, "dlse", W, H, n) - EIGHTHS) / 8 if geometry.dlse else None
-    return Pairs(geometry, s, g.astype(np.float64), dlse, sinks_of(geometry))
+    bias = (below(2 * EIGHTHS + 1, "bias", W, H, n, W * n) - EIGHTHS) / 8 if geometry.bias else None
+    return Pairs(geometry, s, g.astype(np.float64), dlse, sinks_of(geometry), bias)
 
 
 def sinks_of(geometry: Geometry) -> Array | None:
@@ -144,6 +147,9 @@ def seen_in(geometry: Geometry, results: Mapping[str, Array]) -> Seen:
         of_columns(geometry, results["dv"][..., T : T + H * T]),
         of_rows(geometry, results["dq"][..., H * T : H * T + T]) / geometry.scale,
         of_columns(geometry, results["dk"][..., : H * T]) / geometry.scale,
+        of_rows(geometry, results["dbias"][..., geometry.position.ravel()])
+        if "dbias" in results
+        else None,
         results["dsinks"].reshape(W, H, -1) if "dsinks" in results else None,
     )
 

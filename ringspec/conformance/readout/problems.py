@@ -29,7 +29,7 @@ from ringspec.vectors.catalogue import build
 from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 
 MOST, MOST_WINDOWS = 6, 2
-FEATURES = ("softcap", "dlse", "sinks")
+FEATURES = ("softcap", "dlse", "sinks", "bias")
 CAUSAL, WINDOWS = ("causal", "window", "documents", *FEATURES), ("window", "band")
 SOFTCAP = 4.5  # the largest scores are 6
 WORKERS, SLOTS, MOST_SLOTS = 3, 8, 16
@@ -281,35 +281,46 @@ def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
     return f"{HEAD_DIMENSION} of at least {least}, for {workers} workers with {slots} tokens each"
 
 
+def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geometry:
+    """Return the ring of a setting's problem."""
+    mask, layout, table = (
+        setting.mask,
+        setting.layout,
+        positions(setting.layout, shape.workers, shape.slots),
+    )
+    directions = claims.directions or (1,)
+    return Geometry(
+        shape.workers,
+        circulation_of(setting, claims),
+        setting.direction if setting.direction in directions else directions[0],
+        layout,
+        table,
+        mask in CAUSAL,
+        {"window": WINDOW, "band": BANDS[layout]}.get(mask),
+        shape.heads,
+        shape.group,
+        shape.dim**-0.5,
+        documents=documents(table.size) if mask == "documents" else None,
+        softcap=SOFTCAP if mask == "softcap" else None,
+        dlse=mask == "dlse",
+        sinks=0 if mask != "sinks" else 2 if "several-sinks" in claims.features else 1,
+        bias=mask == "bias",
+    )
+
+
 def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) -> Problem:
     """Build the problem of a setting: its two calls, and a case for each."""
     workers, heads, group, spread = shape.workers, shape.heads, shape.group, shape.spread
-    layout, circulation, id = setting.layout, circulation_of(setting, claims), setting.id
-    directions = claims.directions or (1,)
-    direction = setting.direction if setting.direction in directions else directions[0]
-    causal = setting.mask in CAUSAL
-    window = {"window": WINDOW, "band": BANDS[layout]}.get(setting.mask)
-    table = positions(layout, workers, shape.slots)
-    geometry = Geometry(
-        workers, circulation, direction, layout, table, causal, window, heads, group, shape.dim**-0.5
-    )  # fmt: skip
-    starts = documents(geometry.tokens) if setting.mask == "documents" else None
-    softcap = SOFTCAP if setting.mask == "softcap" else None
-    geometry = dataclasses.replace(
-        geometry,
-        documents=starts,
-        softcap=softcap,
-        dlse=setting.mask == "dlse",
-        sinks=0 if setting.mask != "sinks" else 2 if "several-sinks" in claims.features else 1,
-    )
+    id, geometry = setting.id, geometry_for(setting, shape, claims)
+    layout, circulation, direction = geometry.layout, geometry.circulation, geometry.direction
     pairs = pairs_of(geometry)
-    terms: dict[str, Any] = {"causal": True} if causal else {}
-    if window is not None:
-        terms["window"] = window
-    if starts is not None:
-        terms["cu_seqlens"] = (*starts, geometry.tokens)
-    if softcap is not None:
-        terms["softcap"] = softcap
+    terms: dict[str, Any] = {"causal": True} if geometry.causal else {}
+    if geometry.window is not None:
+        terms["window"] = geometry.window
+    if geometry.documents is not None:
+        terms["cu_seqlens"] = (*geometry.documents, geometry.tokens)
+    if geometry.softcap is not None:
+        terms["softcap"] = geometry.softcap
 
     def asked(id: str, dim: int, inputs: Mapping[str, Array] | None, spread: int = 1) -> Asked:
         """Return a case and its call, with inputs [W, heads, n, dim]; None: random inputs.
@@ -326,6 +337,9 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
         if pairs.dlse is not None:
             chosen = in_order(pairs.dlse[..., None], order)[..., 0].tolist()
             given["dlse"] = TensorRecipe("values", values=chosen) if inputs else True
+        if pairs.bias is not None:
+            whole_bias = in_order(pairs.bias, order)[..., order].tolist()
+            given["bias"] = TensorRecipe("values", values=whole_bias)
         if pairs.sinks is not None:
             given["sinks"] = TensorRecipe("values", values=pairs.sinks.tolist())
         dtype, tokens = DTYPES[storage], workers * slots

@@ -36,6 +36,7 @@ MATRICES = {
     "P": "the weights of the backward",
     "dS of dq": "dS as dq got it",
     "dS of dk": "dS as dk got it",
+    "dS of bias": "dbias",
     "dsinks": "the gradient of the sinks",
 }
 # Words that describe a mistake in blocks, and the words for the same mistake in single pairs.
@@ -239,6 +240,9 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
         weight = np.exp(pairs.sinks[None, :, None] - forward.lse[..., None])
         per_sink = weight * (p * g).sum(axis=(1, 4))[..., None]
         more["dsinks"] = per_sink.sum(axis=2).reshape(-1, pairs.sinks.shape[1])
+    if pairs.bias is not None:
+        of_keys = ds.transpose(0, 2, 3, 1, 4).reshape(pairs.bias.shape)
+        more["dbias"] = of_keys[..., np.argsort(geometry.position.ravel())]
     shape = (geometry.workers, -1, geometry.group, geometry.slots, dim)
     return more | {
         "o": np.einsum("abhij,bhjd->ahid", p, v),

@@ -39,7 +39,7 @@ from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.recipes import RECIPES
 
-TENSORS = {"q", "k", "v", "dy", "dlse", "sinks", "segments_q", "segments_k"}
+TENSORS = {"q", "k", "v", "dy", "dlse", "sinks", "bias", "segments_q", "segments_k"}
 TERMS = {"scale", "causal", "window", "cu_seqlens", "softcap"}
 SUMS = ("dsinks",)
 NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S and G
@@ -53,7 +53,8 @@ class Given:
     """One batch entry of a call, in the form that the model ring takes.
 
     ``q`` and ``dy`` are [W, H, n, D], ``k`` and ``v`` [W, Hkv, n, D], in float64. ``also`` [a, b, 1, i, j]: whether
-    query i of worker a and key j of worker b are in the same document and segment.
+    query i of worker a and key j of worker b are in the same document and segment. ``bias`` [W, H, n, (b, j)] has the
+    keys in the order of the workers, and ``columns`` [W, n] their columns in the call's bias.
     """
 
     geometry: Geometry
@@ -64,6 +65,8 @@ class Given:
     also: Booleans
     dlse: Array | None = None
     sinks: Array | None = None
+    bias: Array | None = None
+    columns: Integers | None = None
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,15 @@ def expressible(call: Call) -> bool:
     index_q, index_k, position_q, position_k = map(np.asarray, tables)
     batch, heads, slots, _ = call.worker("q", 0).shape
     pairs = batch * heads * (slots * call.workers) ** 2
-    if "sinks" in call.tensors and batch > 1:
+    if batch > 1 and {"sinks", "bias"} & set(call.tensors):
         return False
+    if "bias" in call.tensors:
+        bias = call.worker("bias", 0)
+        if (
+            bias.shape != (1, heads, slots, slots * call.workers)
+            or not np.isfinite(load(bias)).all()
+        ):
+            return False
     one_side = np.array_equal(index_q, index_k) and np.array_equal(position_q, position_k)
     return one_side and position_q.shape[1] == 1 and index_q.min() >= 0 and pairs <= MOST_PAIRS
 
@@ -206,8 +216,13 @@ def given_of(call: Call, entry: int, travels: str) -> Given:
         terms.get("softcap"),
         "dlse" in call.tensors,
         0 if sinks is None else sinks.shape[1],
+        "bias" in call.tensors,
     )
-    return Given(geometry, q, k, v, dy, same_document(call, entry), dlse, sinks)
+    bias = None
+    if geometry.bias:
+        assert call.index_k is not None
+        bias = np.stack([load(x)[0] for x in call.tensors["bias"]])[..., call.index_k.ravel()]
+    return Given(geometry, q, k, v, dy, same_document(call, entry), dlse, sinks, bias, call.index_k)
 
 
 def documents_of(call: Call) -> tuple[int, ...] | None:
@@ -293,7 +308,7 @@ def pairs_of_call(given: Given) -> Pairs:
     s = given.geometry.scale * np.einsum("ahid,bcjd->cabhij", given.q, given.k)
     dy = np.zeros_like(given.q[..., : given.v.shape[3]]) if given.dy is None else given.dy
     g = np.einsum("ahid,bcjd->cabhij", dy, given.v)
-    return Pairs(given.geometry, s, g, given.dlse, given.sinks)
+    return Pairs(given.geometry, s, g, given.dlse, given.sinks, given.bias)
 
 
 @dataclass(frozen=True)
@@ -328,7 +343,8 @@ class Numbers:
             return results, sizes
         of_q, of_kv = (self.backward.in_kernel(kernel) for kernel in KERNELS)
         if self.derived:
-            _, ds, _, *of_sinks = model.gradient_of_forward(self.forward)
+            made = model.gradient_of_forward(self.forward)
+            dbias, dsinks, ds = made.ds_of_bias, made.dsinks, made.ds_of_dq
             shares = weights, ds, ds
             p, delta = weights, (given.dy * results["o"]).sum(axis=3)[:, None, ..., None]
         else:
@@ -337,17 +353,16 @@ class Numbers:
             cores = [model.core(c, first, first.lse, flat) for c in (of_q, of_kv)]
             shares = self.shares(of_q, of_kv, *cores)
             p, delta = np.maximum(cores[0][1], cores[1][1]), cores[0][3]
-            of_sinks = (
-                [model.dsinks(self.backward, first, first.lse, flat)]
-                if given.geometry.sinks
-                else []
-            )
-        if given.sinks is not None:
-            weight = np.exp(given.sinks[None, :, None] - np.nan_to_num(first.lse)[..., None])
-            each = np.abs(given.dy * results["o"]).sum(axis=3)[..., None]
-            size = np.maximum(np.abs(of_sinks[0]), (weight * each).sum(axis=2))
-            results["dsinks"], sizes["dsinks"] = of_sinks[0], size
+            dbias = model.for_bias(of_q, cores[0])
+            dsinks = model.dsinks(self.backward, first, first.lse, flat)
         parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta))
+        if dsinks is not None:
+            weight = np.abs(1 - p.sum(axis=(1, 4))) * np.abs(given.dy * results["o"]).sum(axis=3)
+            results["dsinks"] = dsinks
+            sizes["dsinks"] = np.maximum(np.abs(dsinks), weight.sum(axis=2)[..., None])
+        if dbias is not None:
+            results["dbias"] = self.by_column(dbias)
+            sizes["dbias"] = self.by_column(np.maximum(np.abs(dbias), parts))
         scale = given.geometry.scale
         of_v = self.forward if self.derived else of_kv
         to_v = "v" if self.derived else "dv_to"
@@ -383,6 +398,12 @@ class Numbers:
             model.held("dq", c, of_dq * c["dq_count"]),
             model.held("dk", c, of_dk * c["dk_count"]),
         )
+
+    def by_column(self, x: Array) -> Array:
+        """Return [a, h, i, column] of the call's bias from [a, b, h, i, j]."""
+        assert self.given.columns is not None
+        flat = x.transpose(0, 2, 3, 1, 4).reshape(x.shape[0], *x.shape[2:4], -1)
+        return np.asarray(flat[..., np.argsort(self.given.columns.ravel())])
 
     def product(
         self,

@@ -25,7 +25,7 @@ from ringspec.conformance.readout.choices import OF_ALL, Choices, Tiles, compone
 from ringspec.conformance.readout.geometry import dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
-from ringspec.conformance.readout.model import Forward, Model
+from ringspec.conformance.readout.model import Forward, Gradients, Model
 from ringspec.conformance.readout.pairs import Pairs, Seen
 from ringspec.conformance.readout.places import (
     Amounts,
@@ -71,11 +71,11 @@ MOST_WHOLE, MOST_PARTIAL = (
 OF_ROW_SUMS = {"merge", "count", "centred", "o_times", *components("v")}
 # Choices of tokens by which a share can land in a wrong row or column, and the matrix in which that shows.
 LANDING = {
-    "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
+    "dbias_to": "dS of bias", "dbias_k": "dS of bias", "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
 }  # fmt: skip
 CARRIED = (
     *components("q"), *components("k"), *components("v"), "mask", "times", "cap", "count", "hidden_score",
-    *components("sink_of"), "sink_o",
+    *components("sink_of"), "sink_o", *components("bias_q"), *components("bias_k"), "bias_times",
 )  # fmt: skip
 
 
@@ -580,11 +580,11 @@ class Reader:
                 return one
         return max(found, key=lambda x: (x[0].whole, -len(x[0].faults), x[1]))[0]
 
-    def match_backward(self, seen: Seen, ours: tuple[Array, ...]) -> Match:
+    def match_backward(self, seen: Seen, ours: Gradients) -> Match:
         assert seen.p is not None
-        read = (seen.p, seen.ds_of_dq, seen.ds_of_dk, seen.dsinks)
-        was = {name: x for name, x in zip(GRADIENTS_READ, read, strict=True) if x is not None}
-        arrays = {name: x for name, x in zip(GRADIENTS_READ, ours, strict=False) if name in was}
+        was = {name: getattr(seen, of) for name, of in GRADIENTS_READ.items()}
+        every = {name: getattr(ours, of) for name, of in GRADIENTS_READ.items()}
+        arrays = {name: x for name, x in every.items() if x is not None and was[name] is not None}
         equal = {}
         for name, x in arrays.items():
             known = self.judged.get(name)
@@ -714,15 +714,19 @@ class Reader:
         return good, bad
 
 
-GRADIENTS_READ = ("P", "dS of dq", "dS of dk", "dsinks")  # as the model and Seen have them
+# The matrices of the backward pass, and the names under which the model and Seen have them.
+GRADIENTS_READ = {
+    "P": "p", "dS of dq": "ds_of_dq", "dS of dk": "ds_of_dk", "dS of bias": "ds_of_bias", "dsinks": "dsinks",
+}  # fmt: skip
 OF_SINKS = ("dsink", "dsink_times", "dsink_of", "sink_of", "sink_o")
 OF_GRADIENTS = set(OF_SINKS) | {
-    f"{name}_{what}" for name in ("dq", "dk", "dv") for what in ("to", "count", "form", "q", "k", "dy")
+    f"{name}_{what}" for name in ("dq", "dk", "dv", "dbias") for what in ("to", "count", "form", "q", "k", "dy")
 }  # fmt: skip
 GOALS = {
     "P": ("dv_dy", "dv_to"),
     "dS of dq": ("dq_to", "dq_k"),
     "dS of dk": ("dk_q", "dk_to"),
+    "dS of bias": ("dbias_to", "dbias_k"),
     "A": ("dq_to", "v"),
 }
 PERHAPS = {
@@ -744,17 +748,18 @@ def matrices(kind: Kind) -> tuple[str, ...]:
     """Return the matrices of the backward pass that a kind may change."""
     found = set()
     for name in names_of(kind):
-        found |= set(CHANGED_BY.get(name, ("P", "dS of dq", "dS of dk")))
+        found |= set(CHANGED_BY.get(name, ("P", *BOTH)))
     if kind.only:
-        found &= {"dS of dq"} if kind.only == "dq" else {"P", "dS of dk"}
+        found &= {"dS of dq", "dS of bias"} if kind.only == "dq" else {"P", "dS of dk"}
     return tuple(sorted(found))
 
 
-BOTH = ("dS of dq", "dS of dk")
+BOTH = ("dS of dq", "dS of dk", "dS of bias")
 CHANGED_BY = {
     "dv_dy": ("P",), "dv_to": ("P",), "dv_count": ("P",), "dv_form": ("P",), "value_mask": ("P",),
     "dq_to": BOTH[:1], "dq_k": BOTH[:1], "dq_count": BOTH[:1], "dq_form": BOTH[:1],
-    "dk_q": BOTH[1:], "dk_to": BOTH[1:], "dk_count": BOTH[1:], "dk_form": BOTH[1:],
+    "dk_q": BOTH[1:2], "dk_to": BOTH[1:2], "dk_count": BOTH[1:2], "dk_form": BOTH[1:2],
+    "dbias_to": BOTH[2:], "dbias_k": BOTH[2:], "dbias_count": BOTH[2:], "dbias_form": BOTH[2:],
     "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH, "cap_slope": BOTH, "dlse_of": BOTH, "dlse_times": BOTH,
     "exchanged": ("P", "dS of dk"), "stacked": ("P", "dS of dk"), "dq_of_group": BOTH[:1], **dict.fromkeys(OF_SINKS, ("dsinks",)),
 }  # fmt: skip
@@ -897,7 +902,7 @@ def holds(
     if any(loses(value) for _, value in fault.kind.changes):
         # While anything is unexplained elsewhere, a share that is missing here may have been moved there.
         names = matrices(fault.kind) if fault.phase == "backward" else tuple(match.ours)
-        if not all(match.equal[name].all() for name in names):
+        if not all(match.equal[name].all() for name in names if name in match.equal):
             return False
     equal = []
     for name, ours in match.ours.items():

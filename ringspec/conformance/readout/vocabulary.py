@@ -9,7 +9,7 @@ one for dq, and one for dk and dv.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,8 @@ from ringspec.conformance.readout.choices import (
     SINKS,
     Choices,
     Tiles,
+    components,
+    home,
 )
 from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
 from ringspec.conformance.readout.masks import Mask, every_mask, number_of
@@ -40,7 +42,7 @@ from ringspec.conformance.readout.sources import Source, query_heads, sources
 # Choices for what both kernels of a backward pass compute: p, dp and dS.
 OF_BOTH = {
     "q", "k", "v", "dy", "mask", "centred", "hidden_score", "times", "count", "lse", "lse_of", "delta", "delta_dy", "delta_o",
-    "delta_times", "ds_times", "dlse_of", "dlse_times",
+    "delta_times", "ds_times", "dlse_of", "dlse_times", "bias_q", "bias_k", "bias_times",
 }  # fmt: skip
 
 
@@ -158,6 +160,13 @@ def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
     ]
 
 
+def factors_beside_scores(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
+    """Return the factors on what is correct without a factor, with words that follow 'is' or 'are'."""
+    scale = geometry.scale
+    usual = [(words, x) for words, x in factors(geometry, distinct) if "scale" not in words]
+    return [("multiplied by the scale", scale), ("divided by the scale", 1 / scale), *usual]
+
+
 CAP_WORDS = {
     "none": "the soft cap is not applied",
     "before the scale": "the soft cap is applied before the scale",
@@ -204,6 +213,8 @@ def block_kinds(
         if not geometry.sees_all:
             words = "hidden pairs get the score -cap (they are masked before the soft cap)"
             yield Kind(words, (("hidden_score", -geometry.softcap),), 1.0)
+    if geometry.bias:
+        yield from bias_kinds(geometry, phase, distinct)
     yield Kind("all scores are 0", (("times", 0.0),), 1.2)
     step = geometry.steps(phase)[:, :, None, None, None]
     yield Kind(
@@ -216,6 +227,47 @@ def block_kinds(
         words = f"scores are divided by the square root of the number of {of} heads as well"
         if number > 1 and not (distinct and number == 4):
             yield Kind(words, (("times", number**-0.5),), 1.3)
+
+
+def bias_kinds(geometry: Geometry, phase: str, distinct: bool) -> Iterator[Kind]:
+    """Yield the faults of adding the bias to the scores, in either pass."""
+    yield Kind("the bias is left out", (("bias_times", 0.0),), 0.95)
+    for words, value in factors_beside_scores(geometry, distinct):
+        yield Kind(f"the bias is {words}", (("bias_times", value),), 1.0)
+    yield from of_bias(geometry, phase, distinct, "bias", Operand.taken)
+    of_q, of_k = home(geometry, "q"), home(geometry, "k")
+    rows, columns = (of_k[0], of_q[1], of_k[2]), (of_q[0], of_k[1], of_q[2])
+    tables = zip((*components("bias_q"), *components("bias_k")), (*rows, *columns), strict=True)
+    yield Kind("the bias is transposed", tuple(tables), 1.1)
+
+
+def dbias_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the faults of the gradient of the bias."""
+    yield Kind("the share of dbias is lost", (("dbias_count", 0.0),), 0.95)
+    for words, value in factors_beside_scores(geometry, distinct):
+        yield Kind(f"dbias is {words}", (("dbias_count", value),), 1.0)
+    yield Kind("dbias is transposed within each block", (("turned", 4),), 1.0)
+    for name, words in DS_WORDS.items():
+        if name != "hidden pairs":
+            yield Kind(f"dbias takes {words}", (("dbias_form", DS_FORMS.index(name)),), 1.1)
+    yield from of_bias(geometry, "backward", distinct, "dbias", Operand.given)
+
+
+def of_bias(
+    geometry: Geometry,
+    phase: str,
+    distinct: bool,
+    name: str,
+    made: Callable[[Operand, Source], Kind],
+) -> Iterator[Kind]:
+    """Yield the faults of wrong rows or columns of the bias or of dbias, as ``made`` describes them."""
+    rows = "bias_q" if name == "bias" else "dbias_to"
+    for side, noun, of in (("k", "columns", f"{name}_k"), ("q", "rows", rows)):
+        for source in sources(geometry, phase, side, distinct):
+            if side == "q" or "head" not in dict(source.tables):
+                yield made(
+                    Operand(f"the {noun} of {'the ' * (name == 'bias')}{name}", (of,)), source
+                )
 
 
 @dataclass(frozen=True)
@@ -233,9 +285,23 @@ class Operand:
         """Return the mistake of taking this input from a wrong source."""
         return Kind(self.told(source), tables_at(self.of, source), self.cost + source.cost)
 
+    def given(self, source: Source) -> Kind:
+        """Return the mistake of adding what belongs to this operand to that of a wrong source."""
+        words = f"{self.noun} are added {source.added or f'to those {source.words}'}"
+        return Kind(words, tables_at(self.of, source), self.cost + source.cost)
+
     def told(self, source: Source) -> str:
         many = self.noun.startswith(
-            ("keys", "values", "queries", "the keys", "the queries", "lse and")
+            (
+                "keys",
+                "values",
+                "queries",
+                "the keys",
+                "the queries",
+                "the rows",
+                "the columns",
+                "lse and",
+            )
         )
         if source.added:
             return f"{self.noun} {'are' if many else 'is'} taken {source.words}"
@@ -447,7 +513,7 @@ def dsink_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     yield Kind(f"{words} (dsinks is correct)", (("lse", without),), 1.0)
     yield Kind(words, (("lse", without), alone), 1.0)
     yield Kind("dsinks is 0", (("dsink_times", 0.0),), 0.95, True)
-    for words, value in factors(geometry, distinct):
+    for words, value in factors_beside_scores(geometry, distinct):
         yield Kind(f"dsinks is {words}", (("dsink_times", value),), 1.0, True)
     for name, words in DSINK_WORDS.items():
         yield Kind(words, (("dsink", DSINKS.index(name)),), 1.0, True)
@@ -587,6 +653,8 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         yield from dlse_kinds(geometry, distinct)
     if geometry.sinks:
         yield from dsink_kinds(geometry, distinct)
+    if geometry.bias:
+        yield from dbias_kinds(geometry, distinct)
     yield from goal_kinds(geometry, distinct)
     for words, value in factors(geometry, distinct):
         yield Kind(f"delta is {words}", (("delta_times", value),), 1.1)
@@ -619,7 +687,7 @@ def dlse_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield the faults of using dlse, the gradient that arrives for lse."""
     yield Kind("dlse is left out", (("dlse_times", 0.0),), 0.95)
     yield Kind("dlse is added to delta, not subtracted from it", (("dlse_times", -1.0),), 0.95)
-    for words, value in factors(geometry, distinct):
+    for words, value in factors_beside_scores(geometry, distinct):
         if value != -1:
             yield Kind(f"dlse is {words}", (("dlse_times", value),), 1.0)
     for source in sources(geometry, "backward", "q", distinct):
