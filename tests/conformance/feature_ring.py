@@ -1,9 +1,10 @@
-"""A causal KV ring in float32, contiguous and for one batch entry, with sinks and a bias; each fault is a function."""
+"""A causal KV ring in float32, contiguous and for one batch entry, with sinks, a bias and dropout; each fault is a function."""
 
 import numpy as np
 
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result
+from ringspec.spec.dropout import keep_mask
 
 
 def right_sinks(x, worker, **state):
@@ -24,8 +25,63 @@ def right_dbias(dbias, ds, r, step, n, **state):
     columns(dbias, r - step, n)[...] += ds
 
 
+def right_drop(masks, r, step, n, use, phase, p, seed):
+    """Dropout's factors on a block's weights in o ('o'), dv ('dv') or dS ('p'), on dp ('dp') and in row sums ('l').
+
+    ``masks``: one mask [H, n, W n] of kept pairs for each worker.
+    """
+    return 1 if use in ("l", "p") else columns(masks[r], r - step, n) / np.float32(1 - p)
+
+
+def masks_of(call, seed, n, heads):
+    """The masks of a call for a seed, or the ones that it gives."""
+    if "keep" in call.tensors:
+        return [np.asarray(x)[0] for x in call.tensors["keep"]]
+    tokens = np.arange(call.workers * n)[None]
+    given = {"dropout_p": call.terms["dropout_p"], "dropout_seed": seed}
+    mask = keep_mask(tokens, tokens, heads=np.arange(heads), batches=np.zeros(1, int), **given)[0]
+    return np.split(mask, call.workers, axis=1)
+
+
 def columns(x, owner, n):
     return x[:, :, owner * n : (owner + 1) * n]
+
+
+class Blocks:
+    """The inputs of a call, with key heads repeated, and the scores and dropout of its blocks."""
+
+    def __init__(self, call, bias, drop, seed):
+        self.workers, self.scale = call.workers, np.float32(call.terms["scale"])
+        self.q, k, v, self.dy = (
+            [np.asarray(x, np.float32)[0] for x in call.tensors[name]]
+            for name in ("q", "k", "v", "dy")
+        )
+        self.group, self.n = len(self.q[0]) // len(k[0]), k[0].shape[1]
+        self.k, self.v = ([np.repeat(x, self.group, axis=0) for x in shards] for shards in (k, v))
+        sinks = call.tensors.get("sinks", [None] * call.workers)
+        self.sinks = [x if x is None else np.asarray(x, np.float32)[:, None] for x in sinks]
+        self.biases = [np.asarray(x, np.float32)[0] for x in call.tensors.get("bias", ())]
+        self.bias, self.drop = bias, drop
+        self.p, self.seed = call.terms.get("dropout_p"), call.terms.get("dropout_seed", 0)
+        if self.p:
+            seeds = self.seed, self.seed if seed is None else seed(self.seed)
+            masks = [masks_of(call, x, self.n, len(self.q[0])) for x in seeds]
+            self.masks = dict(zip(("forward", "backward"), masks, strict=True))
+
+    def scores(self, r, step, phase):
+        s = self.scale * self.q[r] @ self.k[r - step].swapaxes(1, 2)
+        if self.biases:
+            more = {"scale": self.scale, "phase": phase, "workers": self.workers}
+            s = s + self.bias(self.biases, r, step, self.n, **more)
+        if step == 0:
+            s = np.where(np.tri(self.n, dtype=bool), s, -np.inf)
+        return s.astype(np.float32)
+
+    def dropped(self, x, r, step, use, phase):
+        if not self.p:
+            return x
+        more = {"use": use, "phase": phase, "p": self.p, "seed": self.seed}
+        return (x * self.drop(self.masks[phase], r, step, self.n, **more)).astype(np.float32)
 
 
 def ring(
@@ -36,43 +92,32 @@ def ring(
     lse_of_p=None,
     bias=right_bias,
     dbias=right_dbias,
+    drop=right_drop,
+    seed=None,
 ):
     """Return the results of the ring.
 
     ``of_o``, ``of_lse``: the sinks of a row as they enter o and lse, given the sinks [H, 1, N]. ``dsinks(p, row)``:
     the gradient of one worker's sinks, given their weights [H, n, N] and delta [H, n]. ``lse_of_p``: lse in the
     backward pass, given lse and the lse without sinks. ``bias`` and ``dbias``: as :func:`right_bias` and
-    :func:`right_dbias`.
+    :func:`right_dbias`. ``drop``: as :func:`right_drop`. ``seed``: the seed of dropout in the backward pass.
     """
-    W, scale = call.workers, np.float32(call.terms["scale"])
-    q, k, v, dy = (
-        [np.asarray(x, np.float32)[0] for x in call.tensors[name]] for name in ("q", "k", "v", "dy")
-    )
-    sinks = [None] * W
-    if "sinks" in call.tensors:
-        sinks = [np.asarray(x, np.float32)[:, None] for x in call.tensors["sinks"]]
-    biases = [np.asarray(x, np.float32)[0] for x in call.tensors.get("bias", ())]
-    group, n = len(q[0]) // len(k[0]), q[0].shape[1]
-    k, v = ([np.repeat(x, group, axis=0) for x in shards] for shards in (k, v))
+    blocks = Blocks(call, bias, drop, seed)
+    W, n, scale = blocks.workers, blocks.n, blocks.scale
+    q, k, v, dy, sinks = blocks.q, blocks.k, blocks.v, blocks.dy, blocks.sinks
     found = {name: [] for name in ("o", "lse", "dq", "dsinks", "dbias")}
     dk, dv = ([np.zeros_like(x) for x in shards] for shards in (k, v))
-
-    def scored(r, step, phase):
-        s = scale * q[r] @ k[r - step].swapaxes(1, 2)
-        if biases:
-            s = s + bias(biases, r, step, n, scale=scale, phase=phase, workers=W)
-        if step == 0:
-            s = np.where(np.tri(n, dtype=bool), s, -np.inf)
-        return s.astype(np.float32)
-
     for r in range(W):
         m, l, acc = np.float32(-100), np.float32(0), np.float32(0)
         for step in range(r + 1):
-            s = scored(r, step, "forward")
+            s = blocks.scores(r, step, "forward")
             new = np.maximum(m, s.max(axis=2, keepdims=True))
             p = np.exp(s - new)
-            l = np.exp(m - new) * l + p.sum(axis=2, keepdims=True)
-            acc, m = np.exp(m - new) * acc + p @ v[r - step], new
+            l = np.exp(m - new) * l + blocks.dropped(p, r, step, "l", "forward").sum(
+                axis=2, keepdims=True
+            )
+            acc = np.exp(m - new) * acc + blocks.dropped(p, r, step, "o", "forward") @ v[r - step]
+            m = new
         state = {"scale": scale, "workers": W, "m": m, "steps": r + 1, "sinks": sinks[r]}
         of_sinks = [np.float32(0)] * 2
         if sinks[r] is not None:
@@ -87,22 +132,23 @@ def ring(
         dq = np.zeros_like(q[r])
         of_bias = np.zeros((len(q[r]), n, W * n), np.float32)
         for step in range(r + 1):
-            p = np.exp(scored(r, step, "backward") - used)
-            ds = p * (dy[r] @ v[r - step].swapaxes(1, 2) - delta)
-            if biases:
+            p = np.exp(blocks.scores(r, step, "backward") - used)
+            dp = blocks.dropped(dy[r] @ v[r - step].swapaxes(1, 2), r, step, "dp", "backward")
+            ds = blocks.dropped(p, r, step, "p", "backward") * (dp - delta)
+            if blocks.biases:
                 dbias(of_bias, ds, r, step, n, scale=scale)
             ds *= scale
             dq += ds @ k[r - step]
             dk[r - step] += ds.swapaxes(1, 2) @ q[r]
-            dv[r - step] += p.swapaxes(1, 2) @ dy[r]
-        if biases:
+            dv[r - step] += blocks.dropped(p, r, step, "dv", "backward").swapaxes(1, 2) @ dy[r]
+        if blocks.biases:
             found["dbias"].append(of_bias[None])
         if sinks[r] is not None:
             weights = np.exp(sinks[r] - lse)
             found["dsinks"].append(dsinks(weights, delta[..., 0], worker=r, lse=lse, **state))
         for name, x in (("o", o), ("lse", lse[..., 0]), ("dq", dq)):
             found[name].append(x[None])
-    of_keys = (len(k[0]) // group, group, n, -1)
+    of_keys = (-1, blocks.group, n, k[0].shape[2])
     for name, shards in (("dk", dk), ("dv", dv)):
         found[name] = [x.reshape(of_keys).sum(axis=1)[None] for x in shards]
     return Result(**{name: shards or None for name, shards in found.items()})
@@ -114,7 +160,7 @@ class Target:
     name = "ring with features"
     capabilities = Capabilities(
         circulations=("kv",), directions=(1,), workers=(3,), head_ratios=(2,), only_causal=True, batch=(1,),
-        layouts=("contiguous",), masks=("causal",), formats=("float32",), features=("sinks", "bias"),
+        layouts=("contiguous",), masks=("causal",), formats=("float32",), features=("sinks", "bias", "dropout"),
     )  # fmt: skip
 
     def __init__(self, **faults):

@@ -34,6 +34,7 @@ RULES = {
     "softcap": ("FWD-3",),
     "dlse": ("BWD-3", "RING-7"),
     "bias": ("FWD-1", "BWD-8", "RING-6"),
+    "dropout": ("FWD-6", "FWD-7", "DROP-1", "BWD-2", "BWD-7"),
     "sinks": ("FWD-5", "BWD-9", "RING-12"),
 }
 
@@ -49,7 +50,7 @@ def case_of(setting: Setting) -> RunCase:
         circulations=(setting.circulation or CIRCULATIONS[0],),
         directions=(1, -1),
         masks=("causal", "window", "documents"),
-        features=(*FEATURES, "several-sinks"),
+        features=(*FEATURES, "several-sinks", "keep"),
         formats=FORMATS,
     )
 

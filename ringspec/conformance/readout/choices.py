@@ -28,11 +28,12 @@ OF_QUERIES = {
     "result_of": "the row whose block result is merged into this row", "lse_row": "the row whose lse is returned",
     "o_row": "the row whose o is returned", "sink_of": "the sinks of a row", "dsink_of": "the head of dsinks",
     "bias_q": "the row of the bias", "dbias_to": "the row where dbias is added",
+    "drop_q": "the row of the dropout mask",
 }  # fmt: skip
 # The same for the token of a key (worker, key head, slot).
 OF_KEYS = {
     "k": "the scores", "v": "o, and dp", "dq_k": "dq", "dk_to": "where dk is added", "dv_to": "where dv is added",
-    "bias_k": "the column of the bias", "dbias_k": "the column where dbias is added",
+    "bias_k": "the column of the bias", "dbias_k": "the column where dbias is added", "drop_k": "the column of the dropout mask",
 }  # fmt: skip
 COMPONENTS = ("worker", "head", "slot")
 # Many backward passes compute these gradients in two kernels, each with its own masks and p.
@@ -75,6 +76,9 @@ SINKS = (
     "right", "none", "every step", "every block", "times scale", "divided by scale", "times ln 2", "divided by ln 2",
     "first", "unshifted", "not exponentiated", "negated",
 )  # fmt: skip
+DROPS = ("right", "none", "inverted", "next seed")
+DROPS_IN_L = ("right", "kept", "kept and divided")
+DROPS_IN_DS = ("right", "not in dp", "in p too", "in p, not in dp")
 DSINKS = ("right", "lse without the sinks", "without delta", "of all workers", "of p (1 - p)")
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
@@ -120,6 +124,8 @@ class Choices:
         ``hidden_score``: the score of a masked pair. ``times``: a factor on the score.
         ``centred``: whether the mean over the block's keys is subtracted from the scores.
         ``bias_times``: a factor on the bias.
+        ``drop``, ``drop_l``, ``drop_ds``: the mask of dropout, and its use in the row sums and in dS, as numbers in DROPS,
+        DROPS_IN_L and DROPS_IN_DS. ``drop_dv``: whether the product for dv lacks it. ``drop_times``: a factor on it.
         ``count``: how often the pair is counted.
         ``lse``, ``delta``: what the backward pass takes for lse and delta, as numbers in LSES and DELTAS.
         ``delta_times``, ``dlse_times``, ``ds_times``: factors on delta, dlse and dS.
@@ -221,6 +227,10 @@ def right_choices(geometry: Geometry) -> Choices:
         "dk_form",
         "dv_form",
         "dbias_form",
+        "drop",
+        "drop_l",
+        "drop_ds",
+        "drop_dv",
         "merge",
         "finish",
         "lse_out",
@@ -241,6 +251,7 @@ def right_choices(geometry: Geometry) -> Choices:
         "dv_count",
         "dbias_count",
         "bias_times",
+        "drop_times",
         "o_times",
         "dsink_times",
     )

@@ -28,6 +28,7 @@ class Geometry:
     counts query heads, and ``group`` query heads per key head. ``forward_travels`` is 'keys', as in the specification,
     or 'queries' if the kernel's forward pass sends queries. ``sinks`` is the number of sinks per query head.
     ``bias``: whether a bias is added to the scores.
+    ``dropout``: dropout_p and dropout_seed; the seed is None if the call has the mask.
     """
 
     workers: int
@@ -46,6 +47,7 @@ class Geometry:
     dlse: bool = False
     sinks: int = 0
     bias: bool = False
+    dropout: tuple[float, int | None] | None = None
 
     @property
     def slots(self) -> int:

@@ -21,6 +21,7 @@ GRADIENTS = "look at the factors with which dS, dq, dk and dv are multiplied, an
 PRODUCTS = "look at the operands of the matrix products for dq, dk and dv"
 SINKS = "look at where the sinks enter the softmax sum (once per row, after the last step), and where dsinks is summed"
 BIAS = "look at which rows and columns of the bias belong to a block (own rows, global keys), and where dbias is added"
+DROPOUT = "look at which positions and head the dropout mask of a pair is made from, and where it is applied (p v, dp and dv)"
 ROUTES = "look at where the gradient accumulators are sent, how often, and which worker adds them up at the end"
 
 # Hints by the names of the choices; hint_for gives HEADS and ORDER before it looks here.
@@ -64,6 +65,7 @@ HINTS = {
     ),
     ROUTES: ("dq_to", "dk_to", "dv_to", "adds", "uncleared", "exchanged", "stacked"),
     SINKS: ("sink_o", "sink_lse", "sink_of", "dsink", "dsink_times", "dsink_of"),
+    DROPOUT: ("drop", "drop_q", "drop_k", "drop_times", "drop_l", "drop_ds", "drop_dv"),
     BIAS: ("bias_q", "bias_k", "bias_times", "dbias_to", "dbias_k", "dbias_count", "dbias_form"),
     GRADIENTS: ("ds_times", "dq_count", "dk_count", "dv_count"),
     SOURCES: ("q", "k", "v"),
@@ -79,7 +81,7 @@ def hint_for(kind: Kind) -> str:
     parts = [slot.partition(".") for slot in kind.slots]
     components = {component for _, _, component in parts if component}
     names = {name for name, _, _ in parts}
-    if "worker" not in components and not names & {*HINTS[SINKS], *HINTS[BIAS]}:
+    if "worker" not in components and not names & {*HINTS[SINKS], *HINTS[BIAS], *HINTS[DROPOUT]}:
         if "head" in components:
             return HEADS
         if "slot" in components:

@@ -24,6 +24,9 @@ from ringspec.conformance.readout.choices import (
     CAP_SLOPES,
     CAPS,
     DELTAS,
+    DROPS,
+    DROPS_IN_DS,
+    DROPS_IN_L,
     DS_FORMS,
     DSINKS,
     DV_FORMS,
@@ -39,7 +42,7 @@ from ringspec.conformance.readout.choices import (
     right_choices,
 )
 from ringspec.conformance.readout.merges import AT_FIRST, LN2, MERGES, State, merge, over_group
-from ringspec.conformance.readout.pairs import ELSEWHERE, Pairs
+from ringspec.conformance.readout.pairs import ELSEWHERE, Pairs, kept
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
 
@@ -56,21 +59,31 @@ OF_SCORES = (
     "hidden_score",
     "count",
 )
+OF_DROP = (*components("drop_q"), *components("drop_k"), "drop", "drop_times")
 OF_CORE = (
     *OF_SCORES, *components("dy"), *components("v"), *components("lse_of"), *components("delta_dy"),
     *components("delta_o"), "lse", "delta", "delta_times", "dy_ones", "dlse_times", *components("dlse_of"),
+    *OF_DROP, "drop_ds",
 )  # fmt: skip
 OF_DV = (
-    *components("dv_dy"), *components("dv_to"), "dv_form", "dv_count", "value_mask", "ds_times", "turned", "adds", "uncleared", "mask",
+    *components("dv_dy"), *components("dv_to"), "dv_form", "dv_count", "value_mask", "ds_times", "turned", "adds", "uncleared", "mask", *OF_DROP, "drop_dv",
 )  # fmt: skip
 OF_DQ = (
-    *components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds", "uncleared", "dq_of_group", "cap_slope",
+    *components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds", "uncleared", "dq_of_group", "cap_slope", *OF_DROP, "drop_ds",
 )  # fmt: skip
 OF_DK = (
-    *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds", "uncleared", "cap_slope",
+    *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds", "uncleared", "cap_slope", *OF_DROP, "drop_ds",
 )  # fmt: skip
 OF_SAVED_DELTA = ("right", "times p", "times l", "block's p dp twice", "of the group")
-OF_WEIGHTS = (*OF_SCORES, *components("result_of"), "value_mask", "l_of_group", "tiles")
+OF_WEIGHTS = (
+    *OF_SCORES,
+    *components("result_of"),
+    "value_mask",
+    "l_of_group",
+    "tiles",
+    *OF_DROP,
+    "drop_l",
+)
 
 Core = tuple[Array, Array, Array, Array, Array]  # scores, p, dp, delta and lse of the pairs
 
@@ -132,6 +145,7 @@ class Model:
             self.key_heads, geometry.tokens, -1
         )
         self.tokens, self.sinks = list(tokens), pairs.sinks
+        self.next_keep = kept(self.geometry, 1)
         self.kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
     @cached_property
@@ -203,9 +217,24 @@ class Model:
         s = c["times"] * s
         if self.pairs.bias is None:
             return np.asarray(s)
-        column = c["bias_k.worker"] * self.slots + c["bias_k.slot"]
-        bias = self.pairs.bias.reshape(-1, self.geometry.tokens)
-        return np.asarray(s + c["bias_times"] * bias[self.index(c, "bias_q"), column])
+        return np.asarray(s + c["bias_times"] * self.entries(self.pairs.bias, c, "bias"))
+
+    def entries(self, table: Array, c: Choices, name: str) -> Array:
+        """Return the entries of ``table`` [a, h, i, (b, j)] in the rows and columns that the choices of ``name`` give."""
+        column = c[f"{name}_k.worker"] * self.slots + c[f"{name}_k.slot"]
+        rows = table.reshape(-1, self.geometry.tokens)
+        return np.asarray(rows[self.index(c, f"{name}_q"), column])
+
+    def drop(self, c: Choices) -> Array | float:
+        """Return the factors of dropout on the weights of pairs; 1 without dropout."""
+        if self.geometry.dropout is None or self.pairs.keep is None:
+            return 1.0
+        more = 1 / (1 - self.geometry.dropout[0])
+        mask = more * self.entries(self.pairs.keep, c, "drop")
+        of = {"right": mask, "none": np.ones_like(mask), "inverted": more - mask}
+        if self.next_keep is not None:
+            of["next seed"] = more * self.entries(self.next_keep, c, "drop")
+        return c["drop_times"] * chosen(c["drop"], DROPS, of)
 
     def capped(self, s: Array, form: Integers) -> Array:
         """Return scores under the soft cap, in the form that ``form`` numbers."""
@@ -259,7 +288,7 @@ class Model:
             s = self.scores(c)
             m = s.max(axis=4)
             e = np.exp(s - finite_shift(m)[..., None]) * c["count"]
-            l = e.sum(axis=4)
+            l = self.in_row_sums(e, c).sum(axis=4)
             if c["l_of_group"]:
                 l = over_group(l, self.group, 2)
             p = e / nonzero(l)[..., None]
@@ -267,12 +296,21 @@ class Model:
             if c["tiles"] and not c["tiles"].through:
                 m, l, p = self.in_tiles(s, c["tiles"])
                 p_of_v = p
+            p_of_v = p_of_v * self.drop(c)
             if not self.correct(c, "result_of"):
                 m, l, p, p_of_v = self.of_results(c, m, l, p, p_of_v)
             return m, l, p, p_of_v
 
         m, l, p, p_of_v = self.once("blocks", [c[x] for x in OF_WEIGHTS], compute)
         return m, l, p, p_of_v
+
+    def in_row_sums(self, e: Array, c: Choices) -> Array:
+        """Return the weights ``e`` as they are added to the row sums, which dropout should not change."""
+        if not c["drop_l"].any() or self.geometry.dropout is None:
+            return e
+        dropped, less = e * self.drop(c), 1 - self.geometry.dropout[0]
+        of = {"right": e, "kept": less * dropped / c["drop_times"], "kept and divided": dropped}
+        return chosen(c["drop_l"], DROPS_IN_L, of)
 
     def of_results(
         self, c: Choices, m: Array, l: Array, p: Array, p_of_v: Array
@@ -326,7 +364,7 @@ class Model:
         weights = self.weights_of(omega / total, p_of_v, "o" in c["stays"]) * c["o_times"]
         if c["tiles"] and c["tiles"].through:
             run_m, run_l, weights = self.through_tiles(self.scores(c), c["tiles"])
-            weights = weights * c["o_times"]
+            weights = weights * c["o_times"] * self.drop(c)
         bare = log_of(run_m, run_l)
         weights, lse = self.with_sinks(c, weights, bare, run_m, block_lse)
         parts = self.of_key_heads(c, weights)
@@ -648,6 +686,11 @@ class Model:
         """Return scores, p, dp, delta and lse of each pair."""
         s = self.scores(c)
         g = self.g[self.index(c, "dy"), self.index(c, "v")]
+        dropped = g * self.drop(c)
+        plain = np.isin(
+            c["drop_ds"], [DROPS_IN_DS.index(x) for x in DROPS_IN_DS if "not in dp" in x]
+        )
+        g = np.where(plain, g, dropped)
         if c["dy_ones"]:
             g, ones = self.summed(forward)
             delta = ones[:, None, :, :, None]
@@ -674,6 +717,8 @@ class Model:
     def ds_of(self, form: Integers, c: Choices, p: Array, g: Array, d: Array, used: Array) -> Array:
         """Return dS, or what is used in its place; ``form`` has numbers in DS_FORMS."""
         slope = self.slope(c)
+        too = np.isin(c["drop_ds"], [DROPS_IN_DS.index(x) for x in DROPS_IN_DS if "in p" in x])
+        p = np.where(too, p * self.drop(c), p) if too.any() else p
         ds = c["ds_times"] * p * (g - d) * slope
         if not form.any():
             return np.asarray(ds)
@@ -697,12 +742,12 @@ class Model:
 
     def for_dv(self, c: Choices, s: Array, p: Array, g: Array, d: Array, used: Array) -> Array:
         """Return the matrix in the product for dv: p, or what ``dv_form`` selects in its place."""
-        of_dv = p
+        of_dv, drop = p, np.where(c["drop_dv"] > 0, 1.0, self.drop(c))
         if (c["value_mask"] >= 0).any():
             row = np.broadcast_to(used, (*self.shape[:4], used.shape[4])).max(axis=4)
             of_dv = self.for_values(c, p, row, np.ones_like(row))
         if not c["dv_form"].any():
-            return of_dv
+            return np.asarray(of_dv * drop)
         m = s.max(axis=4, keepdims=True)
         free = np.where(np.isneginf(s), 0.0, np.exp(s - finite_shift(m))) * c["count"]
         top = m.max(axis=1, keepdims=True)
@@ -712,7 +757,7 @@ class Model:
             "block's lse": free / nonzero(free.sum(axis=4, keepdims=True)), "dS": c["ds_times"] * p * (g - d),
             "p dp": p * g, "dp": np.broadcast_to(g, p.shape),
         }  # fmt: skip
-        return chosen(c["dv_form"], DV_FORMS, of)
+        return chosen(c["dv_form"], DV_FORMS, of) * drop
 
     def delta_of(self, c: Choices, products: Array) -> Array:
         """Return <dy, o> of the rows of o and dy that ``delta_o`` and ``delta_dy`` select, [a, b, h, i, 1 or j]."""

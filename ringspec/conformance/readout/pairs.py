@@ -27,6 +27,7 @@ import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.problem.model import Array, Integers
+from ringspec.spec.dropout import keep_mask
 from ringspec.vectors.format.inputs import words
 
 LEVELS, OFFSETS, EIGHTHS = 9, 7, 16
@@ -39,8 +40,8 @@ ELSEWHERE = 0.6180339887498949
 class Pairs:
     """The matrices of a problem, for each key head: ``s`` (S) and ``g`` (G), [Hkv, a, b, h, i, j].
 
-    ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none. ``sinks`` [H, N] and ``bias`` [a, h, i, (b, j)];
-    None if there are none.
+    ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none. ``sinks`` [H, N], ``bias`` [a, h, i, (b, j)] and
+    ``keep`` [a, h, i, (b, j)], the mask of dropout; None if there are none.
     """
 
     geometry: Geometry
@@ -49,6 +50,7 @@ class Pairs:
     dlse: Array | None = None
     sinks: Array | None = None
     bias: Array | None = None
+    keep: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,20 @@ def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
     s = (unit * (grid + offset)).astype(np.float64)
     dlse = (below(2 * EIGHTHS + 1, "dlse", W, H, n) - EIGHTHS) / 8 if geometry.dlse else None
     bias = (below(2 * EIGHTHS + 1, "bias", W, H, n, W * n) - EIGHTHS) / 8 if geometry.bias else None
-    return Pairs(geometry, s, g.astype(np.float64), dlse, sinks_of(geometry), bias)
+    return Pairs(geometry, s, g.astype(np.float64), dlse, sinks_of(geometry), bias, kept(geometry))
+
+
+def kept(geometry: Geometry, more: int = 0) -> Array | None:
+    """Return the counter-based mask of dropout [a, h, i, (b, j)] for the seed plus ``more``; None without a seed."""
+    if geometry.dropout is None or geometry.dropout[1] is None:
+        return None
+    p, seed = geometry.dropout[0], geometry.dropout[1] + more
+    position, heads = geometry.position.reshape(1, -1), np.arange(geometry.heads)
+    mask = keep_mask(
+        position, position, heads=heads, batches=np.zeros(1, int), dropout_p=p, dropout_seed=seed
+    )
+    by_worker = mask[0].reshape(geometry.heads, geometry.workers, geometry.slots, -1)
+    return by_worker.swapaxes(0, 1).astype(np.float64)
 
 
 def sinks_of(geometry: Geometry) -> Array | None:

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringspec.conformance.cases.calls import call_of, forward_alone
 from ringspec.conformance.cases.model import Outputs
@@ -29,9 +30,10 @@ from ringspec.vectors.catalogue import build
 from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 
 MOST, MOST_WINDOWS = 6, 2
-FEATURES = ("softcap", "dlse", "sinks", "bias")
+FEATURES = ("softcap", "dlse", "sinks", "bias", "dropout")
 CAUSAL, WINDOWS = ("causal", "window", "documents", *FEATURES), ("window", "band")
 SOFTCAP = 4.5  # the largest scores are 6
+DROPOUT = 0.375, 20240230  # dropout_p, and a dropout_seed with which every query keeps a key
 WORKERS, SLOTS, MOST_SLOTS = 3, 8, 16
 WINDOW = (5, 2)  # beside a causal mask; without one, by layout:
 BANDS = {"contiguous": (5, 2), "zigzag": (5, 0), "striped": (5, 2)}
@@ -201,7 +203,8 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         "mask causal": setting.mask in CAUSAL and "causal" not in claims.masks,
         "mask window": setting.mask in WINDOWS and "window" not in claims.masks,
         "mask documents": setting.mask == "documents" and "documents" not in claims.masks,
-        f"feature {setting.mask}": setting.mask in FEATURES and setting.mask not in claims.features,
+        f"feature {setting.mask}": setting.mask in FEATURES
+        and not {setting.mask, "keep" if setting.mask == "dropout" else ""} & set(claims.features),
         "a backward pass (operation ring-backward)": setting.mask == "dlse"
         and "ring-backward" not in claims.operations,
         "a call without a causal mask": setting.mask not in CAUSAL and claims.only_causal,
@@ -305,7 +308,29 @@ def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geomet
         dlse=mask == "dlse",
         sinks=0 if mask != "sinks" else 2 if "several-sinks" in claims.features else 1,
         bias=mask == "bias",
+        dropout=DROPOUT if mask == "dropout" else None,
     )
+
+
+def terms_of(geometry: Geometry, claims: Capabilities) -> dict[str, Any]:
+    """Return the terms of the calls of a problem, apart from the scale."""
+    every: dict[str, Any] = {
+        "causal": geometry.causal or None,
+        "window": geometry.window,
+        "cu_seqlens": geometry.documents and (*geometry.documents, geometry.tokens),
+        "softcap": geometry.softcap,
+    }
+    if geometry.dropout is not None:
+        every["dropout_p"] = geometry.dropout[0]
+        every["dropout_seed"] = geometry.dropout[1] if "dropout" in claims.features else None
+    return {name: value for name, value in every.items() if value is not None}
+
+
+def tables_of(pairs: Pairs, claims: Capabilities) -> dict[str, NDArray]:
+    """Return the tensors of a call over pairs of tokens, [a, h, i, (b, j)]: bias and, without counters, keep."""
+    counted = "dropout" in claims.features or pairs.keep is None
+    keep = None if counted else np.asarray(pairs.keep, bool)
+    return {name: x for name, x in (("bias", pairs.bias), ("keep", keep)) if x is not None}
 
 
 def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) -> Problem:
@@ -314,13 +339,7 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
     id, geometry = setting.id, geometry_for(setting, shape, claims)
     layout, circulation, direction = geometry.layout, geometry.circulation, geometry.direction
     pairs = pairs_of(geometry)
-    terms: dict[str, Any] = {"causal": True} if geometry.causal else {}
-    if geometry.window is not None:
-        terms["window"] = geometry.window
-    if geometry.documents is not None:
-        terms["cu_seqlens"] = (*geometry.documents, geometry.tokens)
-    if geometry.softcap is not None:
-        terms["softcap"] = geometry.softcap
+    terms = terms_of(geometry, claims)
 
     def asked(id: str, dim: int, inputs: Mapping[str, Array] | None, spread: int = 1) -> Asked:
         """Return a case and its call, with inputs [W, heads, n, dim]; None: random inputs.
@@ -337,9 +356,9 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
         if pairs.dlse is not None:
             chosen = in_order(pairs.dlse[..., None], order)[..., 0].tolist()
             given["dlse"] = TensorRecipe("values", values=chosen) if inputs else True
-        if pairs.bias is not None:
-            whole_bias = in_order(pairs.bias, order)[..., order].tolist()
-            given["bias"] = TensorRecipe("values", values=whole_bias)
+        for name, table in tables_of(pairs, claims).items():
+            whole_table = in_order(table, order)[..., order].tolist()
+            given[name] = TensorRecipe("values", values=whole_table)
         if pairs.sinks is not None:
             given["sinks"] = TensorRecipe("values", values=pairs.sinks.tolist())
         dtype, tokens = DTYPES[storage], workers * slots
@@ -388,7 +407,7 @@ def inputs_in(call: Call) -> dict[str, Array]:
     return {name: np.stack([load(x)[0] for x in call.tensors[name]]) for name in names}
 
 
-def in_order(x: Array, order: Integers) -> Array:
+def in_order(x: NDArray, order: Integers) -> NDArray:
     """Rearrange arrays of workers [W, heads, n, d] into one array [1, heads, S, d] in the order of the tokens."""
     workers, heads, slots, width = x.shape
     return x.swapaxes(0, 1).reshape(heads, workers * slots, width)[None, :, order]

@@ -227,25 +227,27 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
     inputs, dim = problem.inputs, problem.call.worker("q", 0).shape[3]
     q, k, v, dy = (np.abs(inputs[name]) for name in ("q", "k", "v", "dy"))
     k, v = (np.repeat(x, geometry.group, axis=1) for x in (k, v))
-    p, g = forward.weights, np.abs(model.of_heads("g"))
-    ds = p * (g + (p * g).sum(axis=(1, 4))[:, None, ..., None])
+    weights, g = forward.weights, np.abs(model.of_heads("g"))
+    delta = (weights * g).sum(axis=(1, 4))
+    p = np.exp(model.scores(model.right) - forward.lse[:, None, ..., None])
+    ds = p * (g * model.drop(model.right) + delta[:, None, ..., None])
     if pairs.dlse is not None:
         ds = ds + p * np.abs(pairs.dlse)[:, None, ..., None]
     more: dict[str, Array] = {}
     per_head = {
         "dk": geometry.scale * np.einsum("abhij,ahid->bhjd", ds, q),
-        "dv": np.einsum("abhij,ahid->bhjd", p, dy),
+        "dv": np.einsum("abhij,ahid->bhjd", weights, dy),
     }
     if pairs.sinks is not None:
         weight = np.exp(pairs.sinks[None, :, None] - forward.lse[..., None])
-        per_sink = weight * (p * g).sum(axis=(1, 4))[..., None]
+        per_sink = weight * delta[..., None]
         more["dsinks"] = per_sink.sum(axis=2).reshape(-1, pairs.sinks.shape[1])
     if pairs.bias is not None:
         of_keys = ds.transpose(0, 2, 3, 1, 4).reshape(pairs.bias.shape)
         more["dbias"] = of_keys[..., np.argsort(geometry.position.ravel())]
     shape = (geometry.workers, -1, geometry.group, geometry.slots, dim)
     return more | {
-        "o": np.einsum("abhij,bhjd->ahid", p, v),
+        "o": np.einsum("abhij,bhjd->ahid", weights, v),
         "lse": np.maximum(1.0, np.abs(forward.lse)),
         "dq": geometry.scale * np.einsum("abhij,bhjd->ahid", ds, k),
         **{name: x.reshape(shape).sum(axis=2) for name, x in per_head.items()},

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
@@ -21,7 +22,7 @@ from ringspec.conformance.readout.choices import KERNELS, Choices, components
 from ringspec.conformance.readout.geometry import Geometry, dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.model import Core, Model
-from ringspec.conformance.readout.pairs import Pairs
+from ringspec.conformance.readout.pairs import Pairs, kept
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.search import (
     CARRIED,
@@ -39,8 +40,8 @@ from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.recipes import RECIPES
 
-TENSORS = {"q", "k", "v", "dy", "dlse", "sinks", "bias", "segments_q", "segments_k"}
-TERMS = {"scale", "causal", "window", "cu_seqlens", "softcap"}
+TENSORS = {"q", "k", "v", "dy", "dlse", "sinks", "bias", "keep", "segments_q", "segments_k"}
+TERMS = {"scale", "causal", "window", "cu_seqlens", "softcap", "dropout_p", "dropout_seed"}
 SUMS = ("dsinks",)
 NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S and G
 NEARER = 0.25  # of the distance from the correct results, in each tensor
@@ -66,6 +67,7 @@ class Given:
     dlse: Array | None = None
     sinks: Array | None = None
     bias: Array | None = None
+    keep: Array | None = None
     columns: Integers | None = None
 
 
@@ -174,14 +176,11 @@ def expressible(call: Call) -> bool:
     index_q, index_k, position_q, position_k = map(np.asarray, tables)
     batch, heads, slots, _ = call.worker("q", 0).shape
     pairs = batch * heads * (slots * call.workers) ** 2
-    if batch > 1 and {"sinks", "bias"} & set(call.tensors):
+    if batch > 1 and {"sinks", "bias", "keep", "dropout_p"} & {*call.tensors, *call.terms}:
         return False
-    if "bias" in call.tensors:
-        bias = call.worker("bias", 0)
-        if (
-            bias.shape != (1, heads, slots, slots * call.workers)
-            or not np.isfinite(load(bias)).all()
-        ):
+    for name in {"bias", "keep"} & set(call.tensors):
+        table, whole = call.worker(name, 0), (1, heads, slots, slots * call.workers)
+        if table.shape != whole or not np.isfinite(of_pairs(table)).all():
             return False
     one_side = np.array_equal(index_q, index_k) and np.array_equal(position_q, position_k)
     return one_side and position_q.shape[1] == 1 and index_q.min() >= 0 and pairs <= MOST_PAIRS
@@ -197,8 +196,14 @@ def given_of(call: Call, entry: int, travels: str) -> Given:
         for name in ("q", "k", "v", "dy", "dlse")
     )
     assert q is not None and k is not None and v is not None
-    assert call.position_q is not None
+    assert call.position_q is not None and call.index_k is not None
     terms, starts = call.terms, documents_of(call)
+    dropout = None
+    if terms.get("dropout_p"):
+        dropout = (
+            terms["dropout_p"],
+            None if "keep" in call.tensors else terms.get("dropout_seed", 0),
+        )
     sinks = load(call.worker("sinks", 0)) if "sinks" in call.tensors else None
     geometry = Geometry(
         call.workers,
@@ -217,12 +222,24 @@ def given_of(call: Call, entry: int, travels: str) -> Given:
         "dlse" in call.tensors,
         0 if sinks is None else sinks.shape[1],
         "bias" in call.tensors,
+        dropout,
     )
-    bias = None
-    if geometry.bias:
-        assert call.index_k is not None
-        bias = np.stack([load(x)[0] for x in call.tensors["bias"]])[..., call.index_k.ravel()]
-    return Given(geometry, q, k, v, dy, same_document(call, entry), dlse, sinks, bias, call.index_k)
+    columns = call.index_k.ravel()
+    bias, keep = (
+        np.stack([of_pairs(x)[0] for x in call.tensors[name]])[..., columns]
+        if name in call.tensors
+        else None
+        for name in ("bias", "keep")
+    )
+    keep = kept(geometry) if keep is None else keep
+    return Given(
+        geometry, q, k, v, dy, same_document(call, entry), dlse, sinks, bias, keep, call.index_k
+    )
+
+
+def of_pairs(table: NDArray) -> Array:
+    """Return a tensor over pairs, a bias or a mask of booleans, in float64."""
+    return table.astype(np.float64) if table.dtype == bool else load(table)
 
 
 def documents_of(call: Call) -> tuple[int, ...] | None:
@@ -308,7 +325,7 @@ def pairs_of_call(given: Given) -> Pairs:
     s = given.geometry.scale * np.einsum("ahid,bcjd->cabhij", given.q, given.k)
     dy = np.zeros_like(given.q[..., : given.v.shape[3]]) if given.dy is None else given.dy
     g = np.einsum("ahid,bcjd->cabhij", dy, given.v)
-    return Pairs(given.geometry, s, g, given.dlse, given.sinks, given.bias)
+    return Pairs(given.geometry, s, g, given.dlse, given.sinks, given.bias, given.keep)
 
 
 @dataclass(frozen=True)

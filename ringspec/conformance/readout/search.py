@@ -25,7 +25,7 @@ from ringspec.conformance.readout.choices import OF_ALL, Choices, Tiles, compone
 from ringspec.conformance.readout.geometry import dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
-from ringspec.conformance.readout.model import Forward, Gradients, Model
+from ringspec.conformance.readout.model import OF_DROP, Forward, Gradients, Model
 from ringspec.conformance.readout.pairs import Pairs, Seen
 from ringspec.conformance.readout.places import (
     Amounts,
@@ -68,14 +68,14 @@ MOST_WHOLE, MOST_PARTIAL = (
     3,
 )  # how many places of a kind are tried: those that explain everything, and those that do not
 # Choices that change weights outside of their own block, or in other columns.
-OF_ROW_SUMS = {"merge", "count", "centred", "o_times", *components("v")}
+OF_ROW_SUMS = {"merge", "count", "centred", "o_times", "drop_l", "drop_times", *components("v")}
 # Choices of tokens by which a share can land in a wrong row or column, and the matrix in which that shows.
 LANDING = {
     "dbias_to": "dS of bias", "dbias_k": "dS of bias", "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
 }  # fmt: skip
 CARRIED = (
     *components("q"), *components("k"), *components("v"), "mask", "times", "cap", "count", "hidden_score",
-    *components("sink_of"), "sink_o", *components("bias_q"), *components("bias_k"), "bias_times",
+    *components("sink_of"), "sink_o", *components("bias_q"), *components("bias_k"), "bias_times", *OF_DROP,
 )  # fmt: skip
 
 
@@ -757,6 +757,7 @@ def matrices(kind: Kind) -> tuple[str, ...]:
 BOTH = ("dS of dq", "dS of dk", "dS of bias")
 CHANGED_BY = {
     "dv_dy": ("P",), "dv_to": ("P",), "dv_count": ("P",), "dv_form": ("P",), "value_mask": ("P",),
+    "drop_dv": ("P",), "drop_ds": BOTH,
     "dq_to": BOTH[:1], "dq_k": BOTH[:1], "dq_count": BOTH[:1], "dq_form": BOTH[:1],
     "dk_q": BOTH[1:2], "dk_to": BOTH[1:2], "dk_count": BOTH[1:2], "dk_form": BOTH[1:2],
     "dbias_to": BOTH[2:], "dbias_k": BOTH[2:], "dbias_count": BOTH[2:], "dbias_form": BOTH[2:],

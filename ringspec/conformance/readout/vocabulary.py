@@ -19,6 +19,9 @@ from ringspec.conformance.readout.choices import (
     CAP_SLOPES,
     CAPS,
     DELTAS,
+    DROPS,
+    DROPS_IN_DS,
+    DROPS_IN_L,
     DS_FORMS,
     DSINKS,
     DV_FORMS,
@@ -42,7 +45,8 @@ from ringspec.conformance.readout.sources import Source, query_heads, sources
 # Choices for what both kernels of a backward pass compute: p, dp and dS.
 OF_BOTH = {
     "q", "k", "v", "dy", "mask", "centred", "hidden_score", "times", "count", "lse", "lse_of", "delta", "delta_dy", "delta_o",
-    "delta_times", "ds_times", "dlse_of", "dlse_times", "bias_q", "bias_k", "bias_times",
+    "delta_times", "ds_times", "dlse_of", "dlse_times", "bias_q", "bias_k", "bias_times", "drop_q", "drop_k", "drop",
+    "drop_times", "drop_ds",
 }  # fmt: skip
 
 
@@ -215,6 +219,8 @@ def block_kinds(
             yield Kind(words, (("hidden_score", -geometry.softcap),), 1.0)
     if geometry.bias:
         yield from bias_kinds(geometry, phase, distinct)
+    if geometry.dropout is not None:
+        yield from drop_kinds(geometry, phase, distinct, geometry.dropout)
     yield Kind("all scores are 0", (("times", 0.0),), 1.2)
     step = geometry.steps(phase)[:, :, None, None, None]
     yield Kind(
@@ -234,11 +240,70 @@ def bias_kinds(geometry: Geometry, phase: str, distinct: bool) -> Iterator[Kind]
     yield Kind("the bias is left out", (("bias_times", 0.0),), 0.95)
     for words, value in factors_beside_scores(geometry, distinct):
         yield Kind(f"the bias is {words}", (("bias_times", value),), 1.0)
-    yield from of_bias(geometry, phase, distinct, "bias", Operand.taken)
+    yield from of_tables(geometry, phase, distinct, ("bias_q", "bias_k"), "bias", Operand.taken)
     of_q, of_k = home(geometry, "q"), home(geometry, "k")
     rows, columns = (of_k[0], of_q[1], of_k[2]), (of_q[0], of_k[1], of_q[2])
     tables = zip((*components("bias_q"), *components("bias_k")), (*rows, *columns), strict=True)
     yield Kind("the bias is transposed", tuple(tables), 1.1)
+
+
+def drop_kinds(
+    geometry: Geometry, phase: str, distinct: bool, dropout: tuple[float, int | None]
+) -> Iterator[Kind]:
+    """Yield the faults of the dropout mask: at wrong tokens, wrongly scaled, or applied in the wrong place."""
+    less = 1 - dropout[0]
+    yield Kind("dropout is left out", (("drop", DROPS.index("none")),), 0.95)
+    yield Kind("the dropout mask is inverted", (("drop", DROPS.index("inverted")),), 0.95)
+    if dropout[1] is not None:
+        yield Kind(
+            "the dropout mask is that of the seed + 1", (("drop", DROPS.index("next seed")),)
+        )
+    for words, value in (
+        ("not divided by 1 - dropout_p", less), ("divided by 1 - dropout_p twice", 1 / less),
+        ("multiplied by 1 - dropout_p, not divided by it", less * less),
+    ):  # fmt: skip
+        yield Kind(f"kept weights are {words}", (("drop_times", value),), 0.95)
+    at = np.argsort(geometry.position.ravel())[np.arange(geometry.slots)]
+    worker, slot = np.divmod(at, geometry.slots)
+    of_q, of_k = (
+        tuple(
+            (f"drop_{side}.{one}", x.reshape(axes))
+            for one, x in (("worker", worker), ("slot", slot))
+        )
+        for side, axes in (("q", (1, 1, 1, -1, 1)), ("k", (1, 1, 1, 1, -1)))
+    )
+    for changes, words in ((of_k, "key"), (of_q, "query"), ((*of_q, *of_k), "query and key")):
+        words = f"the dropout mask is taken at the {words} slot within the worker, not at the global position"
+        yield Kind(words, changes, 0.9)
+    yield from of_tables(
+        geometry, phase, distinct, ("drop_q", "drop_k"), "dropout mask", Operand.taken
+    )
+    rows, columns = home(geometry, "k"), home(geometry, "q")
+    tables = zip(
+        (*components("drop_q"), *components("drop_k")),
+        (rows[0], columns[1], rows[2], *columns),
+        strict=True,
+    )
+    yield Kind("the dropout mask is transposed", tuple(tables), 1.1)
+    if phase == "forward":
+        number = DROPS_IN_L.index("kept")
+        words = "the row sums are those of the kept weights"
+        yield Kind(
+            f"{words}, divided by 1 - dropout_p",
+            (("drop_l", DROPS_IN_L.index("kept and divided")),),
+        )
+        yield Kind(words, (("drop_l", number),))
+        yield Kind(
+            f"{words}, and o is not divided by 1 - dropout_p",
+            (("drop_l", number), ("drop_times", less)),
+        )
+        return
+    yield Kind("the product for dv lacks dropout", (("drop_dv", 1),), 1.0)
+    for name, words in (
+        ("not in dp", "dp lacks dropout"), ("in p too", "dS is p (dp - delta) with dropout in p as well as in dp"),
+        ("in p, not in dp", "dS is p (dp - delta) with dropout in p, not in dp"),
+    ):  # fmt: skip
+        yield Kind(words, (("drop_ds", DROPS_IN_DS.index(name)),), 1.0)
 
 
 def dbias_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
@@ -250,24 +315,28 @@ def dbias_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     for name, words in DS_WORDS.items():
         if name != "hidden pairs":
             yield Kind(f"dbias takes {words}", (("dbias_form", DS_FORMS.index(name)),), 1.1)
-    yield from of_bias(geometry, "backward", distinct, "dbias", Operand.given)
+    yield from of_tables(
+        geometry, "backward", distinct, ("dbias_to", "dbias_k"), "dbias", Operand.given
+    )
 
 
-def of_bias(
+def of_tables(
     geometry: Geometry,
     phase: str,
     distinct: bool,
-    name: str,
+    names: tuple[str, str],
+    noun: str,
     made: Callable[[Operand, Source], Kind],
 ) -> Iterator[Kind]:
-    """Yield the faults of wrong rows or columns of the bias or of dbias, as ``made`` describes them."""
-    rows = "bias_q" if name == "bias" else "dbias_to"
-    for side, noun, of in (("k", "columns", f"{name}_k"), ("q", "rows", rows)):
+    """Yield the faults of wrong rows or columns of a table over pairs, as ``made`` describes them.
+
+    ``names``: the choices of its rows and columns.
+    """
+    the = "" if noun == "dbias" else "the "
+    for side, which, of in (("k", "columns", names[1]), ("q", "rows", names[0])):
         for source in sources(geometry, phase, side, distinct):
             if side == "q" or "head" not in dict(source.tables):
-                yield made(
-                    Operand(f"the {noun} of {'the ' * (name == 'bias')}{name}", (of,)), source
-                )
+                yield made(Operand(f"the {which} of {the}{noun}", (of,)), source)
 
 
 @dataclass(frozen=True)
