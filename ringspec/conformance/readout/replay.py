@@ -25,11 +25,11 @@ from ringspec.conformance.readout.model import Core, Model
 from ringspec.conformance.readout.pairs import Pairs, kept
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.search import (
-    CARRIED,
     GRADIENT,
     SAME,
     SAVED,
     STORED,
+    carried,
     composed,
     near,
 )
@@ -300,7 +300,7 @@ class RingOf:
         faults = [one for fault in told.faults if (one := self.fault(fault.name)) is not None]
         model = self.model
         forward = composed(model.right, [one for one in faults if one.phase == "forward"])
-        base = model.right.taking(CARRIED, forward) if told.base == SAME else model.right
+        base = carried(model.right, forward) if told.base == SAME else model.right
         backward = composed(base, [one for one in faults if one.phase == "backward"])
         whole = any(np.any(c[x]) for x in NOT_LINEAR for c in (forward, backward))
         derived = told.base == GRADIENT

@@ -79,6 +79,15 @@ CARRIED = (
 )  # fmt: skip
 
 
+def carried(right: Choices, forward: Choices) -> Choices:
+    """Return the choices of a backward pass that does the same as the ``forward`` pass, and is ``right`` otherwise.
+
+    Keys of a wrong head are also those of the product for dq.
+    """
+    same = right.taking(CARRIED, forward)
+    return Choices({**same.of, "dq_k.head": forward["k.head"]})
+
+
 @dataclass(frozen=True)
 class Match:
     """How far a prediction agrees with what was read, by matrix.
@@ -279,8 +288,10 @@ class Reader:
                 tiles: Any = dict(kind.changes)["tiles"]
                 if tiles.size not in alike_in:
                     alike_in[tiles.size] = self.tiles_alike(tiles, seen.weights, match.ours["A"])
-                # Rows are compared in halves, which are the chunks of a zigzag block.
-                if not alike_in[tiles.size] or not (misshapen or tiles.size == self.geometry.run):
+                # Rows are compared in halves: a wrong merge of these leaves the halves right.
+                if not alike_in[tiles.size] or not (
+                    misshapen or 2 * tiles.size == self.geometry.slots
+                ):
                     continue
             pairs = self.read_pairs(kind, seen, choices, ours, there) if misshapen else None
             if pairs is not None:
@@ -564,7 +575,7 @@ class Reader:
             gradient = self.match_backward(seen, model.gradient_of_forward(choices))
             if gradient.whole:
                 return Explanation((), True, gradient, (), GRADIENT)
-            bases.append((SAME, model.right.taking(CARRIED, choices)))
+            bases.append((SAME, carried(model.right, choices)))
         found: list[tuple[Explanation, float]] = []
         for words, base in bases:
             one = explain(

@@ -14,6 +14,8 @@ from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, R
 
 MOST_ALTERNATIVES = 2
 ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too
+# A kind of fault in a problem with a window, and the same fault in a problem with only a causal mask.
+WITH_A_WINDOW = {"the causal mask is ignored and the window kept": "no pair is masked"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def best_of(
     if not found.sets:
         return (), []
     counted = []
-    for faults in found.sets:
+    for faults in worded(phase, found, explained):
         count = sum(accounts(phase, faults, one) for one in explained)
         counted.append((-count, sum(fault.cost for fault in faults), faults))
     counted.sort(key=lambda one: one[:2])
@@ -89,14 +91,26 @@ def best_of(
     others: dict[tuple[str, ...], str] = {}
     for count, price, faults in counted[1:]:
         # Pairs that were read are described in one way: other kinds in the same pairs say nothing else.
-        same_pairs = [x.place for x in faults] == [x.place for x in best] and any(
-            PAIRS in x.place for x in best
-        )
+        same_pairs = [x.place for x in faults] == [x.place for x in best] and lists_pairs(best)
         if same_pairs:
             continue
         if count == most and price <= cheapest + ABOUT_AS_SIMPLE and kinds(faults) != kinds(best):
             others.setdefault(kinds(faults), " ".join(fault.told() for fault in faults))
     return best, list(others.values())[:MOST_ALTERNATIVES]
+
+
+def worded(
+    phase: str, found: PassRead, explained: Sequence[Reading]
+) -> Sequence[tuple[Named, ...]]:
+    """Return the sets of ``found`` that list no pairs, if every problem that needs faults has such a set; else all sets."""
+    passes = [one for one in (getattr(x, phase) for x in explained) if one is not None and one.sets]
+    if all(any(not lists_pairs(faults) for faults in one.sets) for one in passes):
+        return [faults for faults in found.sets if not lists_pairs(faults)]
+    return found.sets
+
+
+def lists_pairs(faults: Sequence[Named]) -> bool:
+    return any(PAIRS in fault.place for fault in faults)
 
 
 def kinds(faults: Sequence[Named]) -> tuple[str, ...]:
@@ -122,7 +136,8 @@ def name_in_any(fault: Named) -> tuple[str, str, str]:
 
     Lists of token pairs differ between layouts, so the name says only that the fault is in listed pairs.
     """
-    return fault.phase, fault.kind, PAIRS if PAIRS in fault.place else fault.place
+    kind = WITH_A_WINDOW.get(fault.kind, fault.kind)
+    return fault.phase, kind, PAIRS if PAIRS in fault.place else fault.place
 
 
 def unexplained(wrong: Sequence[Reading]) -> list[str]:
