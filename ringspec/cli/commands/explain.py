@@ -13,7 +13,7 @@ Exit codes:
   0    every result is that of the definition
   1    some result is not
   2    bad input: no such target
-  3    nothing could be read: the target claims no ring that the readout needs"""
+  3    nothing could be read: the target claims no ring or block that the readout needs"""
 
 
 @click.command(
@@ -29,6 +29,8 @@ def explain_command(**given: Any) -> None:
 
     If the results are wrong, say which error in a block, mask, lse, delta, merge or transfer would produce them. This
     takes seconds. `ringspec check` tests more.
+
+    TARGET may be a ring, a dense kernel (a ring of one worker) or a single block.
     """
     from ringspec.cli.views import explain
 

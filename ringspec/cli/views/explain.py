@@ -6,6 +6,7 @@ import sys
 
 from ringspec.cli.shared import output
 from ringspec.cli.views.check import plain
+from ringspec.conformance.readout.block_words import BLOCK, DENSE
 from ringspec.conformance.run.executor import close, opened
 from ringspec.conformance.run.explain import Explained, explain_target
 from ringspec.conformance.target.project import target_or_default
@@ -37,19 +38,20 @@ def lines(name: str, spec: str, told: Explained) -> list[str]:
     head = name if name == spec else f"{name} ({spec})"
     if told.unread:
         return [head, f"nothing was read: {told.unread}"]
-    ids = ", ".join(one.problem.id.removeprefix("readout/") for one in told.runs)
-    found = [head, f"read with {ids}", ""]
+    found = [head, *read_with(told), ""]
     if told.right:
-        return [*found, f"computes what the definition says, in {len(told.runs)} problems"]
+        count = len(told.runs)
+        problems = "1 problem" if count == 1 else f"{count} problems"
+        return [*found, f"computes what the definition says, in {problems}"]
     found += told.sentences
-    found += [f"Another change gives the same results: {one}" for one in told.told.alternatives]
+    found += [f"Another change gives the same results: {one}" for one in told.alternatives]
     count = len(told.told.explained)
     if count:
         found.append(
             f"This accounts for every number in {count} of the {told.wrong} problems that failed."
         )
-    if told.told.hint:
-        found.append(f"{told.told.hint[0].upper()}{told.told.hint[1:]}.")
+    if told.hint:
+        found.append(f"{told.hint[0].upper()}{told.hint[1:]}.")
     if told.known is not None:
         found += [
             "",
@@ -57,3 +59,21 @@ def lines(name: str, spec: str, told: Explained) -> list[str]:
             *told.known["links"],
         ]
     return found
+
+
+def read_with(told: Explained) -> list[str]:
+    """Say which problems were run: in a ring, or as blocks."""
+    ids = [one.problem.id for one in told.runs]
+    if told.made_of == BLOCK:
+        alone = [x.removeprefix("block/") for x in ids if x.startswith("block/")]
+        several = [x.removeprefix("blocks/") for x in ids if x.startswith("blocks/")]
+        parts = max(one.problem.call.workers for one in told.runs)
+        found = [f"read as one block, with {', '.join(alone)}"] if alone else []
+        if several:
+            size = f"{parts} x {parts} blocks, merged by the specification"
+            found += [f"read as {size}, with {', '.join(several)}"]
+        return found
+    names = [x.removeprefix("readout/") for x in ids]
+    if told.made_of == DENSE:
+        names = [x.removesuffix("-kv").removesuffix("-contiguous") for x in names]
+    return [f"read with {', '.join(names)}"]

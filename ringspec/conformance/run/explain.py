@@ -1,6 +1,8 @@
 """Run a target on a few readout problems and say in sentences what it computes.
 
-The target is the program under test. The results of a readout problem show the weight of each query and key.
+The target is the program under test. The results of a readout problem show the weight of each query and key. A target
+that computes only single blocks is read first as one block, and then as a ring that is made of its blocks
+(:mod:`ringspec.conformance.run.block_ring`).
 """
 
 from __future__ import annotations
@@ -12,13 +14,25 @@ from typing import Any
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.match import diagnose
+from ringspec.conformance.readout.block_words import (
+    BLOCK,
+    DENSE,
+    OF_A_RING,
+    RING,
+    hint_without_ring,
+    reworded,
+    without_ring,
+)
 from ringspec.conformance.readout.problems import Problem, group_of, problems_for
 from ringspec.conformance.readout.proof import read_as, read_proven
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.told import Told, told
+from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
 from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
+
+BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
 
 
 @dataclass(frozen=True)
@@ -43,13 +57,17 @@ class Explained:
     """What a target computes, read from the problems in ``runs``.
 
     ``told``: the explanation. ``known``: id, title and links of the known bug with the same results; None if no known
-    bug has them. ``unread``: why no problem could be run; '' otherwise.
+    bug has them. ``unread``: why no problem could be run; '' otherwise. ``made_of``: 'ring'; 'dense' if the target
+    claims only rings of one worker; 'block' if it claims only single blocks. ``notes``: sentences about rows of a block
+    without a visible key.
     """
 
     runs: tuple[Run, ...]
     told: Told = Told()
     known: dict[str, Any] | None = None
     unread: str = ""
+    made_of: str = RING
+    notes: tuple[str, ...] = ()
 
     @property
     def wrong(self) -> int:
@@ -58,28 +76,40 @@ class Explained:
     @property
     def right(self) -> bool:
         """Tell whether at least one problem was run and all of them have correct results."""
-        return bool(self.runs) and self.wrong == 0
+        return bool(self.runs) and self.wrong == 0 and not self.notes
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """What the target computes, in sentences; if a problem has no results, the first sentence says why."""
         stopped = [one for one in self.runs if one.stopped]
         said = [f"{one.problem.id}: no results ({one.stopped})." for one in stopped[:1]]
-        return (*said, *self.told.sentences)
+        told = [reworded(one, self.made_of) for one in self.told.sentences]
+        return (*said, *self.notes, *told)
+
+    @property
+    def alternatives(self) -> tuple[str, ...]:
+        """Other explanations that fit as well, in sentences."""
+        return tuple(reworded(one, self.made_of) for one in self.told.alternatives)
+
+    @property
+    def hint(self) -> str:
+        """Where in a kernel to look for the first fault; '' if nothing is known about that."""
+        return hint_without_ring(self.told.hint, self.made_of)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return {
             "right": self.right,
+            "made_of": self.made_of,
             "problems": [
                 {"id": one.problem.id, "right": one.right, "stopped": one.stopped}
                 for one in self.runs
             ],
             "sentences": list(self.sentences),
-            "alternatives": list(self.told.alternatives),
+            "alternatives": list(self.alternatives),
             "explains": len(self.told.explained),
             "wrong": self.wrong,
-            "hint": self.told.hint,
+            "hint": self.hint,
             "known": self.known,
             "unread": self.unread,
         }
@@ -95,19 +125,79 @@ def explain_target(target: Target) -> Explained:
     >>> explain_target(reference_float32).right
     True
     """
-    problems, reason = problems_for(target.capabilities)
+    claims = target.capabilities
+    if computes_blocks(claims):
+        return explain_block(target)
+    problems, reason = problems_for(claims)
+    made_of = DENSE if claims.workers == (1,) else RING
+    return explanation(target, runs_of(target, problems), reason, made_of)
+
+
+def explain_block(target: Target) -> Explained:
+    """Explain a target that computes single blocks: first one block alone, then a ring of blocks.
+
+    The ring is run only if o and lse of the block alone are right; otherwise the merge would hide what is wrong.
+    """
+    alone = ring_of_blocks(target, 1)
+    problems, reason = problems_of_blocks(alone)
+    runs = runs_of(alone, problems)
+    if any(run.reading is None or wrong_in_forward(run.reading) for run in runs):
+        return explanation(alone, runs, reason, BLOCK, alone.notes)
+    for workers in BLOCKS_IN_A_ROW if target.capabilities.lse != "hidden" else ():
+        several = ring_of_blocks(target, workers)
+        problems, _ = problems_of_blocks(several)
+        if problems:
+            more = runs_of(several, problems, runs)
+            return explanation(several, [*runs, *more], reason, BLOCK, alone.notes + several.notes)
+    return explanation(alone, runs, reason, BLOCK, alone.notes)
+
+
+def wrong_in_forward(reading: Reading) -> bool:
+    forward = reading.forward
+    return forward is not None and bool(forward.sets or forward.left)
+
+
+def problems_of_blocks(ring: RingOfBlocks) -> tuple[list[Problem], str]:
+    """Return the problems of a ring of blocks that the target can run, with ids of their own; if none, also why."""
+    problems, reason = problems_for(ring.capabilities)
+    found = []
+    for problem in problems:
+        if all(ring.can_run(call) for call in problem.asked):
+            setting = problem.id.removeprefix("readout/").removesuffix("-kv")
+            alone = problem.call.workers == 1
+            id = f"block/{setting.split('-')[0]}" if alone else f"blocks/{setting}"
+            first, proof = problem.cases
+            found.append(
+                dataclasses.replace(problem, cases=(dataclasses.replace(first, id=id), proof))
+            )
+    return found, reason or ("" if found else "it needs a block that the target claims")
+
+
+def explanation(
+    target: Target, made: Sequence[Run], reason: str, made_of: str, notes: Sequence[str] = ()
+) -> Explained:
+    """Combine what was read from the problems; ``reason``: why there are none."""
+    runs = agreed(made)
+    if not runs:
+        return Explained((), unread=reworded(reason, made_of), made_of=made_of)
+    wrong = [one for one in runs if one.reading is not None and not one.right]
+    found = told([one.reading for one in wrong if one.reading is not None])
+    known = known_bug(target, found, wrong)
+    if known is not None and made_of != RING and OF_A_RING.search(known["title"]):
+        known = None
+    return Explained(runs, found, known, made_of=made_of, notes=tuple(dict.fromkeys(notes)))
+
+
+def runs_of(target: Target, problems: Sequence[Problem], earlier: Sequence[Run] = ()) -> list[Run]:
+    """Run problems one after the other; those with documents, a soft cap or dlse only if the others are right."""
     made: list[Run] = []
     for problem in problems:
         special = group_of(problem.pairs.geometry) not in ("", "window")
         if special and any(run.reading is not None and not run.right for run in made):
             break
-        made.append(run_problem(target, problem, [x.reading for x in made if x.reading]))
-    runs = agreed(made)
-    if not runs:
-        return Explained((), unread=reason)
-    wrong = [one for one in runs if one.reading is not None and not one.right]
-    found = told([one.reading for one in wrong if one.reading is not None])
-    return Explained(runs, found, known_bug(target, found, wrong))
+        readings = [run.reading for run in (*earlier, *made) if run.reading]
+        made.append(run_problem(target, problem, readings))
+    return made
 
 
 def agreed(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -141,8 +231,20 @@ def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = (
             for call in problem.asked
         ]
     except Stop as stop:
-        return Run(problem, stopped=f"{stop.outcome}: {stop.message.splitlines()[0]}")
-    return Run(problem, read_proven(problem, outputs, earlier), tuple(problem.results(outputs)))
+        return Run(problem, stopped=f"{stop.outcome}: {first_line(stop)}")
+    reading = read_proven(problem, outputs, earlier)
+    if problem.call.workers == 1:
+        reading = without_ring(reading)
+    return Run(problem, reading, tuple(problem.results(outputs)))
+
+
+def first_line(stop: Stop) -> str:
+    """Return why there are no results, in one line: of a traceback, its last line."""
+    where, found, trace = stop.message.partition("Traceback (most recent call last):\n")
+    if not found:
+        return stop.message.splitlines()[0]
+    lines = [line for line in trace.splitlines() if line[:1].strip()]
+    return where + next((line for line in lines if not line.startswith("Traceback")), stop.outcome)
 
 
 def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
