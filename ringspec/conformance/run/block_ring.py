@@ -168,13 +168,12 @@ class RingOfBlocks:
             ("lse", lse, np.isneginf(lse) | (np.isfinite(lse) & finite_is_claimed), "-inf"),
         ):
             wrong = rows & ~right
-            if wrong.any():
-                first = x[wrong].ravel()
-                value = (
-                    first[~np.isfinite(first)][:1] if not np.isfinite(first).all() else first[:1]
-                )
-                note = f"In rows without a visible key, {name} is {value[0]:.6g}, not {words}."
-                self.notes += [note] if note not in self.notes else []
+            beginning = f"In rows without a visible key, {name} is "
+            if wrong.any() and not any(note.startswith(beginning) for note in self.notes):
+                values = x[wrong].ravel()
+                unlike = values[~np.isfinite(values) if np.isnan(values).any() else values != 0]
+                value = unlike[0] if unlike.size else 0.0
+                self.notes.append(f"{beginning}{value:.6g}, not {words}.")
         return np.where(rows[..., None], 0.0, o), np.where(rows, -np.inf, lse)
 
     def blocks(self, call: Call) -> Iterator[Block]:
