@@ -37,6 +37,9 @@ SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 2e-3
 # Exit status of a run that lost a rank.
 LOST = 4
 Log = Callable[[str], None]
+# Started and not known to be finished. After an error nobody waits for them, but the MPI library still uses their
+# buffers, so they must not be freed: that ended some ranks with a segmentation fault.
+UNFINISHED: dict[int, Pending] = {}
 
 
 def to_stderr(line: str) -> None:
@@ -80,12 +83,13 @@ class MpiLinks:
     def send(self, target: int, tag: int, buffer: Buffer, what: str) -> Pending:
         self.neighbours.add(target)
         request = self.comm.Isend([buffer, mpi().BYTE], target, tag)
-        return Pending(target, what, buffer, request)
+        return started(Pending(target, what, buffer, request))
 
     def receive(self, source: int, tag: int, size: int, what: str) -> Pending:
         self.neighbours.add(source)
         buffer = np.empty(size, np.uint8)
-        return Pending(source, what, buffer, self.comm.Irecv([buffer, mpi().BYTE], source, tag))
+        request = self.comm.Irecv([buffer, mpi().BYTE], source, tag)
+        return started(Pending(source, what, buffer, request))
 
     def wait(self, pending: Pending) -> Buffer:
         """Wait and return the buffer; raise LostWorkerError after the time limit, or another rank's error."""
@@ -94,14 +98,14 @@ class MpiLinks:
     def awaited(self, pending: Pending, longest: float) -> Buffer:
         """Wait and return the buffer; ``longest`` is the time limit, in seconds, for a rank that is alive."""
         assert pending.buffer is not None
-        if pending.handle.Test():
+        if is_finished(pending):
             return pending.buffer
         if self.log is not None:
             self.log(f"ringspec: {self.name(self.rank)} {pending.what}")
         self.control.doing = pending.what
         began, pause = time.monotonic(), SHORTEST_SLEEP
         asking, judging = began + ASKING * self.timeout, math.inf
-        while not pending.handle.Test():
+        while not is_finished(pending):
             self.look(pending)
             now = time.monotonic()
             if now > asking:
@@ -153,6 +157,20 @@ class MpiLinks:
 
     def stop(self, error: RingspecError) -> None:
         self.control.stop(error)
+
+
+def started(pending: Pending) -> Pending:
+    """Keep a message and its buffer until :func:`is_finished` has returned True for it."""
+    UNFINISHED[id(pending)] = pending
+    return pending
+
+
+def is_finished(pending: Pending) -> bool:
+    """Return whether a message has been sent or received."""
+    finished: bool = pending.handle.Test()
+    if finished:
+        UNFINISHED.pop(id(pending), None)
+    return finished
 
 
 def duplicated(comm: Any, timeout: float) -> Any:

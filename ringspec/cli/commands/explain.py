@@ -13,7 +13,7 @@ Exit codes:
   0    every result is that of the definition
   1    some result is not
   2    bad input: no such target
-  3    nothing could be read: the target claims no ring or block that the readout needs"""
+  3    nothing could be read: no readout fits what the target claims"""
 
 
 @click.command(
