@@ -15,9 +15,11 @@ from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
 from ringspec.conformance.readout.problems import problems_for
+from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.search import Reader, composed
 from ringspec.conformance.readout.told import unexplained
 from ringspec.conformance.readout.vocabulary import Fault, fault_named, kinds_of
+from ringspec.conformance.run import explain
 from ringspec.conformance.run.explain import explain_target, run_problem
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
@@ -186,6 +188,20 @@ def test_numbers_that_only_the_unread_columns_hold_are_compared_too():
     one = read_first(target)
     assert not one.right and not one.explained
     assert "The readout does not see why" in unexplained([one])[0]
+
+
+def test_later_problems_get_less_time_once_the_first_have_used_theirs(monkeypatch):
+    shares = []
+
+    def reading_at_once(problem, outputs, earlier, share):
+        shares.append(share)
+        return Reading(problem.id, False)
+
+    monkeypatch.setattr(explain, "read_proven", reading_at_once)
+    monkeypatch.setattr(explain, "FIRST_SECONDS", 1e-9)
+    target = Claiming(REFERENCES["float32"], circulations=("kv",))
+    count = len(explain_target(target).runs)
+    assert count > 2 and shares == [1.0] + [explain.LATER_SHARE] * (count - 1)
 
 
 def test_a_known_bug_has_its_name_and_link_beside_the_sentence():

@@ -21,15 +21,18 @@ NOT_PROVED = "a change that gives the numbers of this readout was found, but it 
 
 
 def read_proven(
-    problem: Problem, outputs: Sequence[Outputs], earlier: Sequence[Reading] = ()
+    problem: Problem,
+    outputs: Sequence[Outputs],
+    earlier: Sequence[Reading] = (),
+    share: float = 1.0,
 ) -> Reading:
     """Read the results of a problem's two calls, the readout and its proof.
 
-    Faults of ``earlier`` readings are tried first. They are accepted if they explain the results of both calls.
+    ``share``: the part of the usual time that each search may take. Faults of ``earlier`` readings are tried first. They are accepted if they explain the results of both calls.
     """
     outputs = problem.results(outputs)
     known = read_as(problem, outputs, earlier)
-    return known or proven(read(problem, outputs[0]), problem, outputs[1])
+    return known or proven(read(problem, outputs[0], share), problem, outputs[1])
 
 
 def read_as(

@@ -142,8 +142,8 @@ def pass_from(data: Mapping[str, Any] | None) -> PassRead | None:
     return PassRead(sets, data["left"], data["base"])
 
 
-def read(problem: Problem, outputs: Outputs) -> Reading:
-    """Explain the results of one problem."""
+def read(problem: Problem, outputs: Outputs, share: float = 1.0) -> Reading:
+    """Explain the results of one problem; ``share``: the part of the usual time that each search may take."""
     results = {name: joined(map(load, arrays)) for name, arrays in outputs.items()}
     seen = seen_in(problem.pairs.geometry, results)
     right, sizes = run_right(problem.call, RECIPES["float64"]), sizes_of(problem)
@@ -154,7 +154,7 @@ def read(problem: Problem, outputs: Outputs) -> Reading:
     found = Reading(problem.id, False)
     for tolerance in dict.fromkeys((problem.tolerance, *(() if nearly else (COARSE,)))):
         with np.errstate(all="ignore"):  # wrong choices overflow
-            reader, forward, choices = read_forward(problem, seen, tolerance)
+            reader, forward, choices = read_forward(problem, seen, tolerance, share)
             backward = None
             if seen.p is not None:
                 backward = reader.backward(seen, choices, forward.whole)
@@ -255,7 +255,7 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
 
 
 def read_forward(
-    problem: Problem, seen: Seen, tolerance: float
+    problem: Problem, seen: Seen, tolerance: float, share: float = 1.0
 ) -> tuple[Reader, Explanation, Choices]:
     """Explain the forward pass of the kernel.
 
@@ -269,7 +269,7 @@ def read_forward(
         there = dataclasses.replace(geometry, forward_travels=travels)
         pairs = dataclasses.replace(problem.pairs, geometry=there)
         seconds = SECONDS if tolerance == problem.tolerance else SECONDS_AGAIN
-        reader = Reader(pairs, tolerance, seconds)
+        reader = Reader(pairs, tolerance, share * seconds)
         explanation, choices = reader.forward(seen)
         found.append((reader, explanation, choices))
         listed = any(PAIRS in fault.place.words for fault in explanation.faults)

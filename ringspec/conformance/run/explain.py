@@ -8,6 +8,7 @@ that computes only single blocks is read first as one block, and then as a ring 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,9 @@ from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
+# The search for an explanation of the first wrong problems may take its usual time. When these have taken this many
+# seconds of processor time together, the search in each later problem gets a part of its usual time.
+FIRST_SECONDS, LATER_SHARE = 3.0, 0.1
 BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
 
 
@@ -39,13 +43,15 @@ BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts te
 class Run:
     """One problem that was run. ``reading``: what its results show. ``stopped``: why it has no results.
 
-    ``outputs``: the results of the call that is read, and those of the call with random inputs.
+    ``outputs``: the results of the call that is read, and those of the call with random inputs. ``seconds``: the
+    processor time for reading.
     """
 
     problem: Problem
     reading: Reading | None = None
     outputs: tuple[Outputs, ...] = ()
     stopped: str = ""
+    seconds: float = 0.0
 
     @property
     def right(self) -> bool:
@@ -191,12 +197,14 @@ def explanation(
 def runs_of(target: Target, problems: Sequence[Problem], earlier: Sequence[Run] = ()) -> list[Run]:
     """Run problems one after the other; those with documents, a soft cap or dlse only if the others are right."""
     made: list[Run] = []
+    left = FIRST_SECONDS
     for problem in problems:
         special = group_of(problem.pairs.geometry) not in ("", "window")
         if special and any(run.reading is not None and not run.right for run in made):
             break
         readings = [run.reading for run in (*earlier, *made) if run.reading]
-        made.append(run_problem(target, problem, readings))
+        made.append(run_problem(target, problem, readings, 1.0 if left > 0 else LATER_SHARE))
+        left -= made[-1].seconds
     return made
 
 
@@ -219,7 +227,9 @@ def faults_in(reading: Reading) -> int:
     return sum(len(one.sets[0]) for one in reading.passes if one.sets)
 
 
-def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = ()) -> Run:
+def run_problem(
+    target: Target, problem: Problem, earlier: Sequence[Reading] = (), share: float = 1.0
+) -> Run:
     """Run one problem and read its results.
 
     ``earlier``: what earlier problems showed. The faults in it are the first to be tried as an explanation.
@@ -232,10 +242,12 @@ def run_problem(target: Target, problem: Problem, earlier: Sequence[Reading] = (
         ]
     except Stop as stop:
         return Run(problem, stopped=f"{stop.outcome}: {first_line(stop)}")
-    reading = read_proven(problem, outputs, earlier)
+    began = time.thread_time()
+    reading = read_proven(problem, outputs, earlier, share)
+    seconds = time.thread_time() - began
     if problem.call.workers == 1:
         reading = without_ring(reading)
-    return Run(problem, reading, tuple(problem.results(outputs)))
+    return Run(problem, reading, tuple(problem.results(outputs)), seconds=seconds)
 
 
 def first_line(stop: Stop) -> str:
