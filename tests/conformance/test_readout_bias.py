@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conformance.feature_ring import Target, columns, right_bias, right_dbias
-from conformance.test_readout_sinks import told_of
+from conformance.told_features import marked, named, told_of
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.run.explain import explain_target
@@ -96,29 +96,25 @@ BACKWARD = {
 FEW = ("own-columns", "left-out-in-steps", "dbias-transposed", "dbias-local-columns")
 
 
-def marked(names):
-    return [x if x in FEW else pytest.param(x, marks=pytest.mark.slow) for x in names]
-
-
 def test_a_ring_with_a_bias_is_right():
     found = explain_target(Target())
     assert found.right and "readout/bias-contiguous" in [one.problem.id for one in found.runs]
 
 
-@pytest.mark.parametrize("name", marked(FORWARD))
+@pytest.mark.parametrize("name", marked(FORWARD, FEW))
 def test_a_fault_of_the_bias_in_both_passes_is_named(name):
     bias, words = FORWARD[name]
     found = told_of(Target(bias=bias), "bias")
     assert found.explained
-    assert words in [", ".join(filter(None, (x.place, x.kind))) for x in found.forward.sets[0]]
+    assert words in [named(x) for x in found.forward.sets[0]]
 
 
-@pytest.mark.parametrize("name", marked(BACKWARD))
+@pytest.mark.parametrize("name", marked(BACKWARD, FEW))
 def test_a_fault_of_the_bias_in_the_backward_pass_is_named(name):
     faults, words = BACKWARD[name]
     found = told_of(Target(**faults), "bias")
     assert found.explained and not found.forward.sets
-    assert [words] == [", ".join(filter(None, (x.place, x.kind))) for x in found.backward.sets[0]]
+    assert [words] == [named(x) for x in found.backward.sets[0]]
 
 
 def test_a_dbias_that_no_fault_gives_is_not_explained():

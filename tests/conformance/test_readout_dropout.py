@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from conformance.feature_ring import Target, columns, right_drop
-from conformance.test_readout_sinks import told_of
+from conformance.told_features import marked, named, told_of
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.readout.problems import Setting, problem_for
@@ -94,14 +94,6 @@ BACKWARD = {
 FEW = ("local", "not-divided", "in-row-sums-divided", "missing-in-dp")
 
 
-def marked(names):
-    return [x if x in FEW else pytest.param(x, marks=pytest.mark.slow) for x in names]
-
-
-def named(faults):
-    return ", ".join(filter(None, (faults.place, faults.kind)))
-
-
 def test_a_ring_with_dropout_is_right():
     found = explain_target(Target())
     assert found.right and "readout/dropout-contiguous" in [one.problem.id for one in found.runs]
@@ -124,14 +116,14 @@ def test_a_target_that_takes_masks_gets_the_mask_and_is_read():
     assert found.explained and FORWARD["own-columns"][1] in map(named, found.forward.sets[0])
 
 
-@pytest.mark.parametrize("name", marked(FORWARD))
+@pytest.mark.parametrize("name", marked(FORWARD, FEW))
 def test_a_fault_of_dropout_in_the_forward_pass_is_named(name):
     drop, words = FORWARD[name]
     found = told_of(Target(drop=drop), "dropout")
     assert found.explained and words in map(named, found.forward.sets[0])
 
 
-@pytest.mark.parametrize("name", marked(BACKWARD))
+@pytest.mark.parametrize("name", marked(BACKWARD, FEW))
 def test_a_fault_of_dropout_in_the_backward_pass_is_named(name):
     faults, words = BACKWARD[name]
     found = told_of(Target(**faults), "dropout")

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from conformance.feature_ring import Target, right_dsinks
+from conformance.told_features import marked, named, told_of
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout.problems import Setting, problem_for
-from ringspec.conformance.run.explain import explain_target, run_problem
+from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import REFERENCES
 
 LN2 = np.log(2).astype(np.float32)
@@ -104,41 +104,32 @@ BACKWARD = {
 FEW = ("every-block", "previous-head", "one-worker", "p-with-bare-lse")
 
 
-def marked(names):
-    return [x if x in FEW else pytest.param(x, marks=pytest.mark.slow) for x in names]
-
-
-def told_of(target, feature="sinks"):
-    problem = problem_for(Setting(feature, "contiguous", ""), target.capabilities)
-    return run_problem(target, problem).reading
-
-
 def test_a_ring_with_sinks_is_right():
     found = explain_target(Target())
     assert found.right and "readout/sinks-contiguous" in [one.problem.id for one in found.runs]
 
 
-@pytest.mark.parametrize("name", marked(FORWARD))
+@pytest.mark.parametrize("name", marked(FORWARD, FEW))
 def test_a_fault_of_sinks_in_the_forward_pass_is_named(name):
     faults, words = FORWARD[name]
-    found = told_of(Target(**faults))
+    found = told_of(Target(**faults), "sinks")
     assert found.explained
-    assert words in [", ".join(filter(None, (x.place, x.kind))) for x in found.forward.sets[0]]
+    assert words in [named(x) for x in found.forward.sets[0]]
 
 
-@pytest.mark.parametrize("name", marked(BACKWARD))
+@pytest.mark.parametrize("name", marked(BACKWARD, FEW))
 def test_a_fault_of_sinks_in_the_backward_pass_is_named(name):
     faults, words = BACKWARD[name]
-    found = told_of(Target(**faults))
+    found = told_of(Target(**faults), "sinks")
     assert found.explained and not found.forward.sets
-    assert [words] == [", ".join(filter(None, (x.place, x.kind))) for x in found.backward.sets[0]]
+    assert [words] == [named(x) for x in found.backward.sets[0]]
 
 
 def test_a_dsinks_that_no_fault_gives_is_not_explained():
     def wrong(p, row, worker, **state):
         return right_dsinks(p, row) + np.float32([[0.1], [0.3], [-0.2], [0.7]]) * (worker == 1)
 
-    found = told_of(Target(dsinks=wrong))
+    found = told_of(Target(dsinks=wrong), "sinks")
     assert (
         not found.right
         and not found.explained
@@ -148,7 +139,7 @@ def test_a_dsinks_that_no_fault_gives_is_not_explained():
 
 @pytest.mark.parametrize("recipe", ["float32", "bf16", "fp16", "nki_low"])
 def test_the_reference_with_sinks_is_right(recipe):
-    assert told_of(REFERENCES[recipe]).right
+    assert told_of(REFERENCES[recipe], "sinks").right
 
 
 SENTENCES = {
@@ -163,9 +154,9 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("bug", marked(SENTENCES))
+@pytest.mark.parametrize("bug", marked(SENTENCES, FEW))
 @pytest.mark.slow
 def test_a_known_bug_of_sinks_is_explained(bug):
-    found = told_of(MutantTarget(MUTANTS[bug], "float32"))
+    found = told_of(MutantTarget(MUTANTS[bug], "float32"), "sinks")
     named = [x.told() for part in found.passes for x in (part.sets or [()])[0]]
     assert found.explained and SENTENCES[bug] in named

@@ -2,7 +2,7 @@
 
     python3 tests/gpu/check_readouts.py --out DIR [--kernels flash cudnn efficient math]
 
-All workers are in one process on one GPU. The blocks are computed forward and backward by the kernels behind
+All workers are in one process on one GPU. The blocks are computed forward and backward by the kernels of
 scaled_dot_product_attention. A block is a run of consecutive tokens of one worker against another, so the kernels'
 own causal mask is enough. Keys travel, or queries; the rings have 2, 3 and 4 workers, and 1, 2 and 4 query heads for
 each key head. Two wrong rings are read as well: one loses the last step's gradients of k and v, the other masks every
@@ -75,7 +75,7 @@ def efficient(q, k, v, causal, scale):
 
 
 def efficient_backward(dy, q, k, v, o, lse, block, causal, scale):
-    # In 16 bits, torch 2.11 returns NaN or wrong dq and dk, without an error, unless o has the strides of its own o.
+    # In 16 bits, torch 2.11 returns NaN or wrong dq and dk, without an error, unless o has the strides that its forward pass returns.
     o = o.transpose(1, 2).contiguous().transpose(1, 2)
     padded, seed, offset = block.rest
     lse = torch.nn.functional.pad(lse, (0, padded - lse.shape[2]), value=float("inf"))

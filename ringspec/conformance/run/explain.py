@@ -124,8 +124,8 @@ class Explained:
 def explain_target(target: Target) -> Explained:
     """Run a target on a few problems that it claims, and read what it computes.
 
-    Problems with documents, a soft cap or dlse are run only if the others are right. If the target fails, nothing is
-    raised: the result says which problems have no results, and why.
+    Problems of a feature, such as documents or sinks, are run only if the others are right. If the target fails,
+    nothing is raised: the result says which problems have no results, and why.
 
     >>> from ringspec.conformance.targets.reference import reference_float32
     >>> explain_target(reference_float32).right
@@ -195,7 +195,7 @@ def explanation(
 
 
 def runs_of(target: Target, problems: Sequence[Problem], earlier: Sequence[Run] = ()) -> list[Run]:
-    """Run problems one after the other; those with documents, a soft cap or dlse only if the others are right."""
+    """Run problems one after the other; those of a feature only if the others are right."""
     made: list[Run] = []
     left = FIRST_SECONDS
     for problem in problems:
