@@ -35,6 +35,7 @@ RULES = {
     "dlse": ("BWD-3", "RING-7"),
     "bias": ("FWD-1", "BWD-8", "RING-6"),
     "dropout": ("FWD-6", "FWD-7", "DROP-1", "BWD-2", "BWD-7"),
+    "padding": ("LAYOUT-5",),
     "sinks": ("FWD-5", "BWD-9", "RING-12"),
 }
 
@@ -50,7 +51,12 @@ def case_of(setting: Setting) -> RunCase:
         circulations=(setting.circulation or CIRCULATIONS[0],),
         directions=(1, -1),
         masks=("causal", "window", "documents"),
-        features=(*FEATURES, "several-sinks", "keep"),
+        features=(
+            *(x for x in FEATURES if x != "padding"),
+            "several-sinks",
+            "keep",
+            "padding-slots",
+        ),
         formats=FORMATS,
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.problem.model import Integers
+from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.layout import contiguous, striped, zigzag
 
 LAYOUTS = {"contiguous": contiguous, "striped": striped}  # zigzag takes an even number of slots
@@ -29,6 +29,7 @@ class Geometry:
     or 'queries' if the kernel's forward pass sends queries. ``sinks`` is the number of sinks per query head.
     ``bias``: whether a bias is added to the scores.
     ``dropout``: dropout_p and dropout_seed; the seed is None if the call has the mask.
+    ``padding``: the slots without a token, counted over all workers. Their position is -1.
     """
 
     workers: int
@@ -48,6 +49,7 @@ class Geometry:
     sinks: int = 0
     bias: bool = False
     dropout: tuple[float, int | None] | None = None
+    padding: tuple[int, ...] = ()
 
     @property
     def slots(self) -> int:
@@ -61,7 +63,23 @@ class Geometry:
     @property
     def sees_all(self) -> bool:
         """Whether no pair is masked."""
-        return not self.causal and self.window is None and self.documents is None
+        return not (self.causal or self.window or self.documents or self.padding)
+
+    @property
+    def real(self) -> Booleans:
+        """Which slots hold a token, [W, n]."""
+        return ~np.isin(np.arange(self.position.size), self.padding).reshape(self.position.shape)
+
+    @property
+    def real_pairs(self) -> Booleans:
+        """Which pairs [a, b, 1, i, j] consist of two tokens."""
+        return self.real[:, None, None, :, None] & self.real[None, :, None, None, :]
+
+    def of_tokens(self, x: Array) -> Array:
+        """Return an array [W, heads, n, ..] with 0 in padding slots, whose results may have any value."""
+        if not self.padding:
+            return x
+        return np.where(self.real.reshape(self.workers, 1, -1, *[1] * (x.ndim - 3)), x, 0.0)
 
     @property
     def run(self) -> int:
@@ -86,6 +104,22 @@ def positions(layout: str, workers: int, slots: int) -> Integers:
     return tables(workers, slots)[layout]
 
 
+def with_padding(workers: int, slots: int) -> Integers:
+    """Return the positions [W, n] of tokens in the order of the slots; -1 in padding slots, which differ by worker."""
+    table = np.zeros((workers, slots), np.int64)
+    for r, row in enumerate(table):
+        row[[(-1,), (0, 1), (slots // 2 - 1, -1)][r % 3],] = -1
+    return np.where(table < 0, -1, np.cumsum(table.ravel() == 0).reshape(table.shape) - 1)
+
+
+def packed(geometry: Geometry) -> dict[str, Integers]:
+    """Return [W, n]: the slots of each worker's tokens, followed or preceded by its padding slots."""
+    return {
+        "first": np.argsort(~geometry.real, axis=1, kind="stable"),
+        "last": np.argsort(geometry.real, axis=1, kind="stable"),
+    }
+
+
 def tables(workers: int, slots: int) -> dict[str, Integers]:
     """Return a dict from the name of each layout to its positions [W, n].
 
@@ -107,7 +141,7 @@ def believed(geometry: Geometry) -> dict[str, Integers]:
 
     These are all layouts of :func:`tables` except the problem's own.
     """
-    every = tables(geometry.workers, geometry.slots)
+    every = {} if geometry.padding else tables(geometry.workers, geometry.slots)
     return {name: x for name, x in every.items() if not np.array_equal(x, geometry.position)}
 
 

@@ -83,11 +83,12 @@ def seen(
 
 
 def within_documents(geometry: Geometry) -> Callable[..., Booleans]:
-    """Return :func:`seen`, whose patterns show only pairs of one document of the ring."""
+    """Return :func:`seen`, whose patterns show only pairs of tokens of one document of the ring."""
+    real = geometry.real_pairs
     if geometry.documents is None:
-        return seen
+        return lambda *positions: seen(*positions) & real
     of = document_of(geometry.position, geometry.documents)
-    of_one = same(of[:, None], of[None, :])
+    of_one = same(of[:, None], of[None, :]) & real
     return lambda *positions: seen(*positions) & of_one
 
 
@@ -118,6 +119,8 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
         yield from window_masks(geometry, q, k, slot)
     if geometry.documents is not None:
         yield from document_masks(geometry, q, k, slot)
+    if geometry.padding:
+        yield from padding_masks(geometry, q, k)
     yield from tile_masks(right, n)
     for name, table in believed(geometry).items():
         q_there = np.broadcast_to(table[:, None, :], (W, W, n))
@@ -129,10 +132,10 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     keys, queries = owners(geometry, "k"), owners(geometry, "q")
     see = partial(seen, documents=geometry.documents)  # the mask of other documents, too
     for owner, table in keys.items():
-        pattern = see(q, geometry.position[table], causal, window)
+        pattern = see(q, geometry.position[table], causal, window) & geometry.real_pairs
         yield Mask(f"the mask is the one for keys of {owner}", pattern, 1.5)
     for owner, table in queries.items():
-        pattern = see(geometry.position[table], k, causal, window)
+        pattern = see(geometry.position[table], k, causal, window) & geometry.real_pairs
         yield Mask(f"the mask is the one for queries of {owner}", pattern, 1.5)
 
 
@@ -304,6 +307,38 @@ def document_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers)
     yield Mask(f"all queries {words}", within(q_first, of_k))
     yield Mask(f"all keys {words}", within(of_q, k_first))
     yield Mask(f"all queries and keys {words}", within(q_first, k_first))
+
+
+def padding_masks(geometry: Geometry, q: Integers, k: Integers) -> Iterator[Mask]:
+    """Yield masks that show padded keys, or take other slots for padding."""
+    causal, real = geometry.causal, geometry.real
+    slot = np.arange(geometry.tokens).reshape(real.shape)
+    of_q, of_k = np.broadcast_arrays(slot[:, None], slot[None])
+    by_slot = seen(of_q, of_k, causal, None)
+    # Positions of padding are before all others, so that a causal mask does not hide padded keys.
+    rows, by_position = real[:, None, None, :, None], seen(q, k, causal, None)
+    yield Mask("the causal mask is ignored, and padding hidden", geometry.real_pairs)
+    yield Mask("padded keys are visible to every query", by_position & rows, 0.9)
+    yield Mask("padded keys are visible to the queries of later slots", by_slot & rows, 0.9)
+    number = real.sum(axis=1, keepdims=True)
+    at = np.arange(geometry.slots)
+    taken = {
+        "at the end of each worker": at < number,
+        "at the start of each worker": at >= geometry.slots - number,
+        "at the end of the last worker": slot < real.sum(),
+        "at the start of worker 0": slot >= len(geometry.padding),
+    }
+    for words, table in taken.items():
+        shown, words = table[None, :, None, None, :], f"padding is taken to be {words}"
+        too = table[:, None, None, :, None]
+        for more, pattern in (("", by_position), (" (masked by slot)", by_slot)):
+            yield Mask(f"{words}, for keys{more}", pattern & rows & shown, 1.0)
+            yield Mask(f"{words}{more}", pattern & too & shown, 1.0)
+    for owner, of in owners(geometry, "k").items():
+        shown = real[of][:, :, None, None, :]
+        for more, pattern in (("", by_position), (" (masked by slot)", by_slot)):
+            words = f"the padding is that of the keys of {owner}{more}"
+            yield Mask(words, pattern & rows & shown, 1.1)
 
 
 def moved(side: int | None, by: int) -> int | None:

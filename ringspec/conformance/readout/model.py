@@ -296,7 +296,7 @@ class Model:
             if c["tiles"] and not c["tiles"].through:
                 m, l, p = self.in_tiles(s, c["tiles"])
                 p_of_v = p
-            p_of_v = p_of_v * self.drop(c)
+            p_of_v = self.of_tokens(p_of_v * self.drop(c))
             if not self.correct(c, "result_of"):
                 m, l, p, p_of_v = self.of_results(c, m, l, p, p_of_v)
             return m, l, p, p_of_v
@@ -395,14 +395,23 @@ class Model:
                 there = np.zeros_like(weights)
                 there[c["o_to"]] = weights
                 weights = there
-            stored.append(weights)
+            stored.append(self.of_tokens(weights))
         if c["o_to"] is not self.right["o_to"]:
             stored_lse = np.full_like(lse, np.nan)
             stored_lse[c["o_to"]] = lse
             lse = stored_lse
         weights = stored[0] if len(stored) == 1 else np.sum(stored, axis=0)
-        return Forward(
-            weights, lse, block_lse, p, run_m, last, first, running, self.through(stored), bare
+        return Forward(  # fmt: skip
+            weights,
+            self.geometry.of_tokens(lse),
+            block_lse,
+            p,
+            run_m,
+            last,
+            first,
+            running,
+            self.through(stored),
+            bare,
         )
 
     def with_sinks(
@@ -465,6 +474,10 @@ class Model:
         there = np.zeros_like(found)
         np.add.at(there, (self.rows[:, None], head[..., 0]), found)
         return there
+
+    def of_tokens(self, x: Array) -> Array:
+        """Return [a, b, h, i, j] with 0 in the rows and columns of padding slots, which results do not show."""
+        return x * self.geometry.real_pairs if self.geometry.padding else x
 
     def weights_of(self, omega: Array, p_of_v: Array, stays: bool) -> Array:
         """Return the weights of pairs in o from ``omega`` [step, a, h, i], the weights of the blocks.
@@ -817,7 +830,7 @@ class Model:
             ):
                 share = share * np.where(c[f"{row}.head"] // self.group == head, 1.0, ELSEWHERE)
             share = self.landed(share, row, c, worker, slot)
-        return self.held(name, c, share)
+        return self.of_tokens(self.held(name, c, share))
 
     def held(self, name: str, c: Choices, share: Array) -> Array:
         """Return the shares of a gradient as its buffers hold them at the end."""
@@ -958,6 +971,7 @@ class Model:
         )
         if self.sinks is None:
             self.kept.clear()
+            ds = self.of_tokens(ds)
             return Gradients(base, ds, ds, dbias)
         sinks, dsinks = self.sinks, np.zeros((self.workers, *self.sinks.shape))
         for h, number in np.ndindex(sinks.shape):

@@ -2,7 +2,8 @@
 
 W workers hold n tokens each. All T = W n tokens are numbered worker by worker. H is the number of query heads. For
 query head h and key head c, the matrices S^{c,h} and G^{c,h} are chosen freely. e_x is a unit vector, M_{:j} is
-column j of a matrix M, and vectors are filled with zeros up to the head dimension D = Dv >= (H + 1) T::
+column j of a matrix M, and vectors are filled with zeros up to the head dimension D = Dv >= (H + 1) T.
+Padding slots are numbered like tokens, but all their vectors are 0::
 
     q_i^h = e_{hT+i}        k_j^c = [S^{c,0}_{:j}/scale, ..., S^{c,H-1}_{:j}/scale, e_j]
     v_j^c = [e_j, G^{c,0}_{:j}, ..., G^{c,H-1}_{:j}]        dy_i^h = e_{T+hT+i}
@@ -30,6 +31,7 @@ from ringspec.problem.model import Array, Integers
 from ringspec.spec.dropout import keep_mask
 from ringspec.vectors.format.inputs import words
 
+OF_SLOTS = ("o", "lse", "dq", "dk", "dv")
 LEVELS, OFFSETS, EIGHTHS = 9, 7, 16
 # In dk and dv, the columns of a query head should be 0 in every key head that it does not read. If they are not, their
 # entries are added with this weight.
@@ -89,8 +91,8 @@ def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
         return drawn.astype(np.int64).reshape(shape)
 
     grid, offset = below(LEVELS, "grid", *shape), below(OFFSETS, "offset", *shape[:5], 1)
-    g = (below(2 * EIGHTHS + 1, "g", *shape) - EIGHTHS) / 8
-    s = (unit * (grid + offset)).astype(np.float64)
+    g = (below(2 * EIGHTHS + 1, "g", *shape) - EIGHTHS) / 8 * geometry.real_pairs
+    s = (unit * (grid + offset)).astype(np.float64) * geometry.real_pairs
     dlse = (below(2 * EIGHTHS + 1, "dlse", W, H, n) - EIGHTHS) / 8 if geometry.dlse else None
     bias = (below(2 * EIGHTHS + 1, "bias", W, H, n, W * n) - EIGHTHS) / 8 if geometry.bias else None
     return Pairs(geometry, s, g.astype(np.float64), dlse, sinks_of(geometry), bias, kept(geometry))
@@ -130,6 +132,8 @@ def inputs_of(pairs: Pairs, dim: int) -> dict[str, Array]:
     for w in range(W):
         for i in range(n):
             token = w * n + i
+            if token in geometry.padding:
+                continue
             k[w, :, i, H * T + token] = 1.0
             v[w, :, i, token] = 1.0
             for h in range(H):
@@ -148,6 +152,9 @@ def by_key(x: Array, workers: int, kv_heads: int, slots: int) -> Array:
 def seen_in(geometry: Geometry, results: Mapping[str, Array]) -> Seen:
     """Read the matrices from o, dq [W, H, n, dim], dk, dv [W, Hkv, n, dim] and lse [W, H, n]; all but o are optional."""
     W, n, H, T = geometry.workers, geometry.slots, geometry.heads, geometry.tokens
+    results = {
+        name: geometry.of_tokens(x) if name in OF_SLOTS else x for name, x in results.items()
+    }
     o = results["o"]
     column = T + T * np.arange(H)[None, :, None, None] + np.arange(T).reshape(W, 1, n, 1)
     delta = np.take_along_axis(o, np.broadcast_to(column, (W, H, n, 1)), axis=3)[..., 0]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ringspec.conformance.cases.calls import call_of, forward_alone
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.cases.problems import over
-from ringspec.conformance.readout.geometry import Geometry, positions
+from ringspec.conformance.readout.geometry import Geometry, positions, with_padding
 from ringspec.conformance.readout.pairs import Pairs, inputs_of, pairs_of
 from ringspec.conformance.readout.tiles import spread_out, with_mark
 from ringspec.conformance.target.capabilities import Capabilities
@@ -30,7 +30,9 @@ from ringspec.vectors.catalogue import build
 from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 
 MOST, MOST_WINDOWS = 6, 2
-FEATURES = ("softcap", "dlse", "sinks", "bias", "dropout")
+FEATURES = ("softcap", "dlse", "sinks", "bias", "dropout", "padding")
+# The names under which a target claims a feature, if these are not the feature's name alone.
+CLAIMED = {"dropout": {"dropout", "keep"}, "padding": {"padding-slots"}}
 CAUSAL, WINDOWS = ("causal", "window", "documents", *FEATURES), ("window", "band")
 SOFTCAP = 4.5  # the largest scores are 6
 DROPOUT = 0.375, 20240230  # dropout_p, and a dropout_seed with which every query keeps a key
@@ -93,7 +95,7 @@ def usual_settings() -> Iterator[Setting]:
     for layout in LAYOUTS:
         yield Setting("documents", layout, "")
     for feature in FEATURES:
-        yield Setting(feature, LAYOUTS[0], "")
+        yield Setting(feature, "table" if feature == "padding" else LAYOUTS[0], "")
 
 
 def other_settings() -> Iterator[Setting]:
@@ -204,7 +206,7 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         "mask window": setting.mask in WINDOWS and "window" not in claims.masks,
         "mask documents": setting.mask == "documents" and "documents" not in claims.masks,
         f"feature {setting.mask}": setting.mask in FEATURES
-        and not {setting.mask, "keep" if setting.mask == "dropout" else ""} & set(claims.features),
+        and not CLAIMED.get(setting.mask, {setting.mask}) & set(claims.features),
         "a backward pass (operation ring-backward)": setting.mask == "dlse"
         and "ring-backward" not in claims.operations,
         "a call without a causal mask": setting.mask not in CAUSAL and claims.only_causal,
@@ -289,7 +291,9 @@ def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geomet
     mask, layout, table = (
         setting.mask,
         setting.layout,
-        positions(setting.layout, shape.workers, shape.slots),
+        with_padding(shape.workers, shape.slots)
+        if setting.mask == "padding"
+        else positions(setting.layout, shape.workers, shape.slots),
     )
     directions = claims.directions or (1,)
     return Geometry(
@@ -299,7 +303,7 @@ def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geomet
         layout,
         table,
         mask in CAUSAL,
-        {"window": WINDOW, "band": BANDS[layout]}.get(mask),
+        {"window": WINDOW, "band": BANDS.get(layout)}.get(mask),
         shape.heads,
         shape.group,
         shape.dim**-0.5,
@@ -309,6 +313,7 @@ def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geomet
         sinks=0 if mask != "sinks" else 2 if "several-sinks" in claims.features else 1,
         bias=mask == "bias",
         dropout=DROPOUT if mask == "dropout" else None,
+        padding=tuple(np.flatnonzero(table < 0).tolist()),
     )
 
 
@@ -348,7 +353,8 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
         results.
         """
         slots = shape.slots * spread
-        order = np.argsort(positions(layout, workers, slots).ravel())
+        table = positions(layout, workers, slots) if spread > 1 else geometry.position
+        order = np.argsort(table.ravel(), kind="stable")[len(geometry.padding) :]
         whole = {name: in_order(x, order) for name, x in (inputs or {}).items()}
         given: dict[str, Any] = {}
         if spread == 1:
@@ -361,11 +367,12 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
             given[name] = TensorRecipe("values", values=whole_table)
         if pairs.sinks is not None:
             given["sinks"] = TensorRecipe("values", values=pairs.sinks.tolist())
-        dtype, tokens = DTYPES[storage], workers * slots
+        dtype, tokens = DTYPES[storage], len(order)
         dense = build.case(
             id, REASON, "", S=tokens, H=heads, Hkv=heads // group, D=dim, dtype=dtype, **given, **terms
         )  # fmt: skip
-        case = over(dense, id, Ring(workers, layout, circulation, direction))
+        rows = tuple(map(tuple, table.tolist())) if layout == "table" else None
+        case = over(dense, id, Ring(workers, layout, circulation, direction, rows, rows))
         tensors = (
             {} if spread == 1 else {f"in.{name}": store(x, storage) for name, x in whole.items()}
         )

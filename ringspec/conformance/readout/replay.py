@@ -22,7 +22,7 @@ from ringspec.conformance.readout.choices import KERNELS, Choices, components
 from ringspec.conformance.readout.geometry import Geometry, dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.model import Core, Model
-from ringspec.conformance.readout.pairs import Pairs, kept
+from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.search import (
     GRADIENT,
@@ -147,6 +147,9 @@ def nearer(
             np.stack([load(np.asarray(x))[at] for x in shards])
             for shards in (outputs[name], right[name])
         )
+        if name in OF_SLOTS and call.index_q is not None:
+            empty = (call.index_q < 0).reshape(call.workers, 1, -1, *[1] * (got.ndim - 3))
+            got, true = np.where(empty, ours[name], got), np.where(empty, ours[name], true)
         if not near(got, ours[name], sizes[name], tolerance).all():
             return Compared(False, wrong)
         far, close = distance(got, true, sizes[name]), distance(got, ours[name], sizes[name])
@@ -182,8 +185,10 @@ def expressible(call: Call) -> bool:
         table, whole = call.worker(name, 0), (1, heads, slots, slots * call.workers)
         if table.shape != whole or not np.isfinite(of_pairs(table)).all():
             return False
+    if index_q.min() < 0 and {"bias", "keep", "dropout_p"} & {*call.tensors, *call.terms}:
+        return False
     one_side = np.array_equal(index_q, index_k) and np.array_equal(position_q, position_k)
-    return one_side and position_q.shape[1] == 1 and index_q.min() >= 0 and pairs <= MOST_PAIRS
+    return one_side and position_q.shape[1] == 1 and pairs <= MOST_PAIRS
 
 
 def given_of(call: Call, entry: int, travels: str) -> Given:
@@ -223,6 +228,7 @@ def given_of(call: Call, entry: int, travels: str) -> Given:
         0 if sinks is None else sinks.shape[1],
         "bias" in call.tensors,
         dropout,
+        () if call.index_q is None else tuple(np.flatnonzero(call.index_q < 0).tolist()),
     )
     columns = call.index_k.ravel()
     bias, keep = (

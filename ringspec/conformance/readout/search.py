@@ -311,7 +311,7 @@ class Reader:
                     yield from self.at_best(
                         kind, places, good, bad, predict, choices, "forward", True
                     )
-            elif changes & OF_ROW_SUMS:
+            elif changes & OF_ROW_SUMS or self.of_padding(kind):
                 if not (last and (wrong & ~shaped).any()):
                     at = self.for_rows(kind, seen, choices, match, l, shaped)
                     yield from self.by_blocks(kind, at, predict, choices, match)
@@ -338,6 +338,8 @@ class Reader:
         if not able.any():
             return []
         computed = self.joining(kind, l) if of_merge else l != 0
+        if self.of_padding(kind):
+            computed = np.broadcast_to(self.differing(kind).any(axis=4), l.shape)
         right = computed & ~wrong[:, None] & (not of_merge)
         at = self.tried("forward")[1].possible(computed & able[:, None], right)
         if heads:
@@ -346,6 +348,18 @@ class Reader:
         rare = "hidden_merge" in kind.slots and not self.of_empty(kind)
         few = at[:2] if (wrong & ~shaped).any() else at[:FEW] if rare else at
         return [x for x in few if self.merges_well(kind, x, seen, choices, match)]
+
+    def differing(self, kind: Kind) -> Booleans:
+        """Return the pairs at which the mask of a kind differs from the correct mask."""
+        number: Any = dict(kind.changes).get("mask", 0)
+        return self.model.masks[number] ^ self.model.masks[0]
+
+    def of_padding(self, kind: Kind) -> bool:
+        """Return whether a kind is a mask that is wrong only for padded keys, which change nothing but row sums."""
+        if not self.geometry.padding or kind.slots != {"mask"}:
+            return False
+        at = self.differing(kind) & self.geometry.real[:, None, None, :, None]
+        return bool(at.any() and not (at & self.geometry.real_pairs).any())
 
     def tiles_alike(self, tiles: Tiles, seen: Array, ours: Array) -> bool:
         """Return whether, in every tile, each row is correct up to a factor, as after a wrong merge of these tiles."""
@@ -662,6 +676,8 @@ class Reader:
             moved = {LANDING[name] for name in names_of(kind) if name in LANDING}
             stay = [name for name in touched if name not in moved and changes(match, got, name)]
             if not stay:
+                if self.geometry.padding:  # tokens of some workers may have no padding to pass
+                    yield everywhere, got
                 good, bad = self.movable(kind, match, moved)
                 if good.any():
                     yield from self.at_best(
@@ -715,7 +731,8 @@ class Reader:
                 stays = stays & (head // model.group == c)
             wrong = ~match.equal[name]
             share = np.abs(match.ours[name]) > ZERO
-            may = wrong & wrong.ravel()[at]
+            hidden = ~np.broadcast_to(self.geometry.real_pairs, shape)  # no result shows them
+            may = wrong & (wrong | hidden).ravel()[at]
             # Where a share was moved away, the weight is 0, unless another share landed there.
             if seen is not None:
                 lands = np.bincount(at[share & ~stays], minlength=at.size).reshape(shape) > 0

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed, relations
+from ringspec.conformance.readout.geometry import (
+    LATER,
+    SHORT,
+    Geometry,
+    believed,
+    packed,
+    relations,
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,13 @@ def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
     axes = (1, 1, 1, n, 1) if side == "q" else (1, 1, 1, 1, n)
     for words, added, order in orders:
         yield Source(words, (("slot", order.reshape(axes)),), 0.2, added)
+    for which, order in packed(geometry).items() if geometry.padding else ():
+        axes = (-1, 1, 1, n, 1) if side == "q" else (1, -1, 1, 1, n)
+        into = f"without padding between them, in a worker's {which} slots"
+        out = f"as if they were without padding between them in a worker's {which} slots"
+        yield Source(into, (("slot", order.reshape(axes)),), 0.1, out)
+        order = np.argsort(order, axis=1)
+        yield Source(out, (("slot", order.reshape(axes)),), 0.1, into)
     h = np.arange(geometry.heads)
     for words, of in (query_heads(geometry) if side == "q" else key_heads(geometry)).items():
         yield Source(f"of {words}", (("head", of[h].reshape(1, 1, -1, 1, 1)),), 0.05)

@@ -462,15 +462,21 @@ LSE_GIVEN_WORDS = {
 }
 
 
-def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
-    """Yield the mistakes that only a forward pass can make: in inputs, in merges, and in the final o and lse."""
-    yield from operand_kinds(geometry, "forward", masks, distinct)
-    right = masks[0].pattern
+def sum_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
+    """Yield the masks that show too much, applied to the row sums alone. Padded keys change nothing else anyway."""
+    hidden = ~masks[0].pattern & geometry.real_pairs
     for mask in masks if distinct else every_mask(geometry):
-        if mask.words and (mask.pattern | ~right).all():
+        more = (mask.pattern & hidden).any() or not hidden.any()
+        if mask.words and (mask.pattern | ~masks[0].pattern).all() and more:
             words = f"the row sums (not o) are made as if {mask.words}"
             number = number_of(mask.pattern, masks)
             yield Kind(words, (("mask", number), ("value_mask", 0)), mask.cost + 0.3)
+
+
+def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes that only a forward pass can make: in inputs, in merges, and in the final o and lse."""
+    yield from operand_kinds(geometry, "forward", masks, distinct)
+    yield from sum_kinds(geometry, masks, distinct)
     for number, name in enumerate(MERGES):
         if name == merges.EMPTY:
             yield Kind(merges.WRONG[name], (("merge", number), ("hidden_merge", True)), 1.05)
@@ -491,7 +497,8 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
         yield Kind(words, (("lse_out", LSES_GIVEN.index(name)),), 1.0, True)
     for source in sources(geometry, "forward", "q", distinct):
         if "worker" not in dict(source.tables):
-            for operand in (Operand("lse", ("lse_row",)), Operand("o", ("o_row",), 1.1)):
+            both = (Operand("lse and o", ("lse_row", "o_row")),) if geometry.padding else ()
+            for operand in (Operand("lse", ("lse_row",)), Operand("o", ("o_row",), 1.1), *both):
                 taken = operand.taken(source)
                 yield Kind(f"the returned {taken.words}", taken.changes, taken.cost, True)
     r = np.arange(geometry.workers)
