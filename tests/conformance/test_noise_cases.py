@@ -145,6 +145,7 @@ class LargerO:
         return dataclasses.replace(self.right.run(call), o=o)
 
 
+@pytest.mark.slow
 def test_the_case_of_many_heads_finds_a_ten_thousandth_in_o_and_the_others_do_not(monkeypatch):
     monkeypatch.setattr(noise_judge, "inferred", lambda *given: ())
     right = run_case(REFERENCES["bf16"], CASES[noise_cases.MANY_HEADS])
