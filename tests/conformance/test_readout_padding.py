@@ -243,7 +243,8 @@ def test_the_reference_with_padding_is_right(recipe):
     assert told_of(REFERENCES[recipe]).right
 
 
-def test_the_known_bug_of_padding_is_explained():
-    found = told_of(MutantTarget(MUTANTS["padding-slots-counted"], "float32"))
+@pytest.mark.parametrize("recipe", ["float32", "bf16"])
+def test_the_known_bug_of_padding_is_explained(recipe):
+    found = told_of(MutantTarget(MUTANTS["padding-slots-counted"], recipe))
     assert found.explained
     assert [[EVERY]] == [[named(x) for x in one] for one in found.forward.sets[:1]]

@@ -92,7 +92,9 @@ def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
 
     grid, offset = below(LEVELS, "grid", *shape), below(OFFSETS, "offset", *shape[:5], 1)
     g = (below(2 * EIGHTHS + 1, "g", *shape) - EIGHTHS) / 8 * geometry.real_pairs
-    s = (unit * (grid + offset)).astype(np.float64) * geometry.real_pairs
+    # A padded key has the score 0. All others are negative, so that 16-bit results show a visible padded key in every row.
+    low = LEVELS + OFFSETS if geometry.padding else 0
+    s = (unit * (grid + offset - low)).astype(np.float64) * geometry.real_pairs
     dlse = (below(2 * EIGHTHS + 1, "dlse", W, H, n) - EIGHTHS) / 8 if geometry.dlse else None
     bias = (below(2 * EIGHTHS + 1, "bias", W, H, n, W * n) - EIGHTHS) / 8 if geometry.bias else None
     return Pairs(geometry, s, g.astype(np.float64), dlse, sinks_of(geometry), bias, kept(geometry))
