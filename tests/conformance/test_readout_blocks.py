@@ -107,7 +107,7 @@ def test_blocks_that_round_as_their_recipe_says_are_right(recipe):
         {"features": ("q-offset", "empty-rows")},
         {"features": (), "only_causal": True, "masks": ("causal",)},
         {"lse": "hidden"},
-        {"head_ratios": (1,), "head_dims": (64,)},
+        {"head_ratios": (1,), "head_dims": (64,), "batch": (1,)},
         {"operations": ("block-forward",), "tokens_multiple": 128, "head_dims": (64,), "features": ()},
     ],
     ids=["no-positions", "q-offset", "q-offset-and-empty-rows", "only-causal", "hidden-lse", "head-dim-64", "tiles-of-128"],

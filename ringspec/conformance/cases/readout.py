@@ -35,6 +35,7 @@ RULES = {
     "dlse": ("BWD-3", "RING-7"),
     "bias": ("FWD-1", "BWD-8", "RING-6"),
     "dropout": ("FWD-6", "FWD-7", "DROP-1", "BWD-2", "BWD-7"),
+    "batches": (),
     "padding": ("LAYOUT-5",),
     "sinks": ("FWD-5", "BWD-9", "RING-12"),
 }
@@ -52,7 +53,7 @@ def case_of(setting: Setting) -> RunCase:
         directions=(1, -1),
         masks=("causal", "window", "documents"),
         features=(
-            *(x for x in FEATURES if x != "padding"),
+            *(x for x in FEATURES if x not in ("padding", "batches")),
             "several-sinks",
             "keep",
             "padding-slots",

@@ -30,6 +30,7 @@ class Geometry:
     ``bias``: whether a bias is added to the scores.
     ``dropout``: dropout_p and dropout_seed; the seed is None if the call has the mask.
     ``padding``: the slots without a token, counted over all workers. Their position is -1.
+    ``batches``: whether the heads are the batch entries of a call with one head.
     """
 
     workers: int
@@ -50,6 +51,7 @@ class Geometry:
     bias: bool = False
     dropout: tuple[float, int | None] | None = None
     padding: tuple[int, ...] = ()
+    batches: bool = False
 
     @property
     def slots(self) -> int:

@@ -13,6 +13,7 @@ SOURCES = "look at which buffer the block reads: the one that the last transfer 
 LOOP = "look at the bounds of the loop over steps and at the condition that skips a block"
 SCORES = "look at where the scores are multiplied by the scale, and with which base the exponential is taken"
 HEADS = "look at how a query head finds its key head"
+BATCHES = "look at where a batch entry starts in each tensor and buffer"
 ORDER = "look at where the halves or tokens of a shard are split, ordered and joined"
 MERGING = "look at the function that merges a block's result into the running one"
 ENDING = "look at what happens to o and lse after the last step, before they are returned or saved"

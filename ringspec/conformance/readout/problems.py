@@ -30,7 +30,8 @@ from ringspec.vectors.catalogue import build
 from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 
 MOST, MOST_WINDOWS = 6, 2
-FEATURES = ("softcap", "dlse", "sinks", "bias", "dropout", "padding")
+FEATURES = ("softcap", "dlse", "sinks", "bias", "dropout", "padding", "batches")
+BATCH = 3
 # The names under which a target claims a feature, if these are not the feature's name alone.
 CLAIMED = {"dropout": {"dropout", "keep"}, "padding": {"padding-slots"}}
 CAUSAL, WINDOWS = ("causal", "window", "documents", *FEATURES), ("window", "band")
@@ -123,7 +124,8 @@ class Problem:
     ``call`` and ``proof`` are these calls, in the same ring. What is read from ``call`` must also explain the results
     of ``proof``. ``cases`` are the cases of the two calls; their expected results decide whether the target passes.
     ``asked`` are the calls that the target gets. If ``spread`` is above 1, these calls have ``spread`` slots for each
-    token of ``call`` and ``proof``, because the target needs whole tiles. ``requires`` are the claims that the calls in
+    token of ``call`` and ``proof``, because the target needs whole tiles. In a problem about batches, they have one
+    head, and batch entries in place of the heads of ``call`` and ``proof``. ``requires`` are the claims that the calls in
     ``asked`` need.
     """
 
@@ -148,6 +150,8 @@ class Problem:
 
     def results(self, outputs: Sequence[Outputs]) -> list[Outputs]:
         """Return the results of ``call`` and ``proof``, given the outputs of the calls in ``asked``."""
+        if self.pairs.geometry.batches:
+            return [{name: exchanged(x) for name, x in one.items()} for one in outputs]
         if self.spread == 1:
             return list(outputs)
         return [
@@ -205,7 +209,7 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         "mask causal": setting.mask in CAUSAL and "causal" not in claims.masks,
         "mask window": setting.mask in WINDOWS and "window" not in claims.masks,
         "mask documents": setting.mask == "documents" and "documents" not in claims.masks,
-        f"feature {setting.mask}": setting.mask in FEATURES
+        f"feature {setting.mask}": setting.mask in FEATURES[:-1]
         and not CLAIMED.get(setting.mask, {setting.mask}) & set(claims.features),
         "a backward pass (operation ring-backward)": setting.mask == "dlse"
         and "ring-backward" not in claims.operations,
@@ -219,6 +223,12 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         f"direction {setting.direction}": setting.direction not in (claims.directions or (1,))
         and (setting.direction == -1 or -1 not in (claims.directions or ())),
         "a batch of 1": claims.batch is not None and 1 not in claims.batch,
+        f"a batch of {BATCH}": setting.mask == "batches"
+        and claims.batch is not None
+        and BATCH not in claims.batch,
+        "as many key heads as query heads": setting.mask == "batches"
+        and claims.head_ratios is not None
+        and 1 not in claims.head_ratios,
         f"{setting.workers} workers": setting.workers is not None
         and (setting.workers == usual or setting.workers not in (claims.workers or (usual, 4))),
         f"{setting.group} query heads of a key head": setting.group is not None
@@ -267,7 +277,8 @@ class Shape:
 def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
     """Return the sizes of a problem for a target with these claims, or the reason why there are none."""
     workers = setting.workers or usual_workers(claims)
-    group = setting.group or usual_group(claims)
+    batches = setting.mask == "batches"
+    group = 1 if batches else setting.group or usual_group(claims)
     zigzag = setting.layout == "zigzag"
     multiple = int(np.lcm(claims.tokens_multiple, 2 if zigzag else 1))
     if multiple > MOST_SLOTS and (multiple % SLOTS or setting not in IN_TILES):
@@ -275,7 +286,7 @@ def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
     spread = multiple // SLOTS if multiple > MOST_SLOTS else 1
     sizes = (SLOTS,) if spread > 1 else (-(-SLOTS // multiple) * multiple, max(multiple, 4))
     for slots in dict.fromkeys(sizes):
-        for heads in (2 * group, group) if group < 4 else (group,):
+        for heads in (BATCH,) if batches else (2 * group, group) if group < 4 else (group,):
             least = (heads + 1) * workers * slots + (spread > 1)
             dims = claims.head_dims or (least,)
             if claims.value_dims is not None:
@@ -314,6 +325,7 @@ def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geomet
         bias=mask == "bias",
         dropout=DROPOUT if mask == "dropout" else None,
         padding=tuple(np.flatnonzero(table < 0).tolist()),
+        batches=mask == "batches",
     )
 
 
@@ -386,7 +398,11 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
     if spread == 1:
         first, second = asked(id, shape.dim, read), asked(proof_id, proof_dim, None)
         calls = first[1], second[1]
-        return Problem(pairs, tolerance, *calls, calls, (first[0], second[0]), first[0].requires)
+        cases, requires = (first[0], second[0]), first[0].requires
+        if not geometry.batches:
+            return Problem(pairs, tolerance, *calls, calls, cases, requires)
+        apart = with_batches(first[1]), with_batches(second[1])
+        return Problem(pairs, tolerance, *calls, apart, cases, {**requires, "batch": BATCH})
     random = inputs_in(asked(proof_id, proof_dim, None)[1])
     both = ((id, shape.dim, with_mark(read)), (proof_id, proof_dim, with_mark(random)))
     first, second = (asked(*one) for one in both)
@@ -401,6 +417,18 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
         large[0][0].requires,
         spread,
     )
+
+
+def with_batches(call: Call) -> Call:
+    """Return a call with batch entries in place of its heads."""
+    return dataclasses.replace(
+        call, tensors={name: exchanged(x) for name, x in call.tensors.items()}
+    )
+
+
+def exchanged(shards: Sequence[NDArray]) -> tuple[NDArray, ...]:
+    """Exchange the axes of batch and heads, the first two, in the array of each worker."""
+    return tuple(np.ascontiguousarray(np.swapaxes(x, 0, 1)) for x in shards)
 
 
 def documents(tokens: int) -> tuple[int, ...]:

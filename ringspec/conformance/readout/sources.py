@@ -154,7 +154,9 @@ def query_heads(geometry: Geometry) -> dict[str, Any]:
 def key_heads(geometry: Geometry) -> dict[str, Any]:
     H, group = geometry.heads, geometry.group
     h, kv = np.arange(H), H // group
-    return {
+    # With two key heads, the next is also the previous.
+    previous = {"the previous key head": (h // group - 1) % kv} if kv > 2 else {}
+    return previous | {
         "key head h mod Hkv": h % kv,
         "key head 0": 0 * h,
         "key head min(h, Hkv - 1)": np.minimum(h, kv - 1),

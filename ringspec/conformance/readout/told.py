@@ -6,14 +6,25 @@ A *reading* is what was found out from the results of one problem. For each pass
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ringspec.conformance.readout import hints
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
 
 MOST_ALTERNATIVES = 2
 ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too
+# In a problem about batches, these words stand in place of the first ones.
+BATCHES = "/batches"  # in the id of a problem
+OF_BATCHES = (
+    (r"\b(query |key )?head h\b", "batch entry b"),
+    (r"\(h \+ 1\) // group", "min(b + 1, B - 1)"),
+    (r"\b(query |key )?heads\b", "batch entries"),
+    (r"\b(query |key )?head\b", "batch entry"),
+)
 # A kind of fault in a problem with a window, and the same fault in a problem with only a causal mask.
 WITH_A_WINDOW = {"the causal mask is ignored and the window kept": "no pair is masked"}
 
@@ -40,6 +51,25 @@ class Told:
 
 def told(readings: Sequence[Reading]) -> Told:
     """Combine the readings of the problems that failed."""
+    found = combined(readings)
+    if not readings or not all(BATCHES in one.problem for one in readings):
+        return found
+    return dataclasses.replace(
+        found,
+        sentences=tuple(map(in_batches, found.sentences)),
+        alternatives=tuple(map(in_batches, found.alternatives)),
+        hint=hints.BATCHES if found.hint == hints.HEADS else found.hint,
+    )
+
+
+def in_batches(sentence: str) -> str:
+    """Say a sentence about heads of batch entries."""
+    for old, new in OF_BATCHES:
+        sentence = re.sub(old, new, sentence)
+    return sentence
+
+
+def combined(readings: Sequence[Reading]) -> Told:
     if not readings:
         return Told()
     explained = [one for one in readings if one.explained]

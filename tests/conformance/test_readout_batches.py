@@ -1,0 +1,98 @@
+"""Kernels that take batch entries for one another are told so in sentences."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.targets.reference import REFERENCES
+
+BATCHES = "readout/batches-contiguous"
+
+
+class Exchanged:
+    """The reference on inputs whose batch entries are taken in another order; ``results`` in yet another."""
+
+    name = "exchanged"
+
+    def __init__(self, inputs=(), order=None, results=(), recipe="float32"):
+        self.reference, self.inputs, self.results = REFERENCES[recipe], inputs, results
+        self.order = order
+        self.capabilities = dataclasses.replace(
+            self.reference.capabilities,
+            layouts=("contiguous",),
+            circulations=("kv",),
+            masks=("causal",),
+            features=(),
+        )
+
+    def run(self, call):
+        def ordered(shards):
+            return tuple(x[self.order(np.arange(len(x)))] for x in shards)
+
+        changed = {name: ordered(call.tensors[name]) for name in self.inputs}
+        found = self.reference.run(dataclasses.replace(call, tensors={**call.tensors, **changed}))
+        changed = {name: ordered(getattr(found, name)) for name in self.results}
+        return dataclasses.replace(found, **changed)
+
+
+def following(entry):
+    return np.roll(entry, -1)
+
+
+def preceding(entry):
+    return np.roll(entry, 1)
+
+
+def first(entry):
+    return 0 * entry
+
+
+def backwards(entry):
+    return entry[::-1]
+
+
+FAULTS = {
+    "next": (("k", "v"), following, (), "batch entry b reads the next batch entry"),
+    "previous": (("k", "v"), preceding, (), "batch entry b reads the previous batch entry"),
+    "first": (("k", "v"), first, (), "batch entry b reads batch entry 0"),
+    "reversed": (("k", "v"), backwards, (), "batch entry b reads the batch entries in reversed order"),
+    "queries": (("q",), first, (), "queries are those of batch entry 0"),
+    "o": ((), backwards, ("o",), "the returned o is that of the batch entries in reversed order"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ["float32", "bf16", "fp16", "nki_low"])
+def test_the_reference_is_right_with_a_batch(recipe):
+    found = explain_target(Exchanged(recipe=recipe))
+    assert found.right and found.runs[-1].problem.id == BATCHES
+
+
+@pytest.mark.parametrize("recipe", ["float32", "bf16"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_batch_entries_that_are_exchanged_are_named_as_such(name, recipe):
+    inputs, order, results, words = FAULTS[name]
+    found = explain_target(Exchanged(inputs, order, results, recipe))
+    assert found.told.explained == (BATCHES,)
+    assert found.sentences[0] == f"In the forward pass, {words}."
+    assert "batch entry" in found.hint and not any("head" in x for x in found.sentences)
+
+
+def test_a_gradient_that_is_summed_over_the_batch_is_not_explained():
+    class Summed(Exchanged):
+        def run(self, call):
+            found = super().run(call)
+            dk = [np.broadcast_to(x.sum(axis=0), x.shape).copy() for x in found.dk]
+            return dataclasses.replace(found, dk=dk)
+
+    found = explain_target(Summed())
+    assert found.wrong == 1 and not found.told.explained
+
+
+def test_a_target_of_one_batch_entry_or_of_other_head_ratios_is_not_given_a_batch():
+    for claims in ({"batch": (1,)}, {"head_ratios": (2,)}):
+        target = Exchanged()
+        target.capabilities = dataclasses.replace(target.capabilities, **claims)
+        found = explain_target(target)
+        assert found.right and BATCHES not in [one.problem.id for one in found.runs]
