@@ -1,8 +1,10 @@
 """A causal KV ring in float32, contiguous and for one batch entry, with sinks, a bias and dropout; each fault is a function."""
 
-import numpy as np
+from functools import partial
 
-from ringspec.conformance.target import Capabilities
+import numpy as np
+from conformance.told_features import Planted
+
 from ringspec.conformance.target.protocol import Result
 from ringspec.spec.dropout import keep_mask
 
@@ -154,18 +156,4 @@ def ring(
     return Result(**{name: shards or None for name, shards in found.items()})
 
 
-class Target:
-    """The ring with faults, read in float32 with two query heads of a key head."""
-
-    name = "ring with features"
-    capabilities = Capabilities(
-        circulations=("kv",), directions=(1,), workers=(3,), head_ratios=(2,), only_causal=True, batch=(1,),
-        layouts=("contiguous",), masks=("causal",), formats=("float32",), features=("sinks", "bias", "dropout"),
-    )  # fmt: skip
-
-    def __init__(self, **faults):
-        self.faults = faults
-
-    def run(self, call):
-        with np.errstate(all="ignore"):
-            return ring(call, **self.faults)
+Target = partial(Planted, ring, "contiguous", ("sinks", "bias", "dropout"))

@@ -1,13 +1,13 @@
 """Faults of padding slots, planted in a ring that shares no code with the model of the readouts, are told in sentences."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from conformance.told_features import marked, named
+from conformance.told_features import Planted, marked, named, told_of
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout.problems import Setting, problem_for
-from ringspec.conformance.run.explain import explain_target, run_problem
-from ringspec.conformance.target import Capabilities
+from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.target.protocol import Result
 from ringspec.conformance.targets.reference import REFERENCES
 
@@ -69,27 +69,8 @@ def ring(call, visible=right, score=0.0, moved=None, skipped=()):
     return Result(**found)
 
 
-class Target:
-    """The ring with faults, with two query heads of a key head."""
-
-    name = "ring with padding"
-    capabilities = Capabilities(
-        circulations=("kv",), directions=(1,), workers=(3,), head_ratios=(2,), only_causal=True, batch=(1,),
-        layouts=("table",), masks=("causal",), formats=("float32",), features=("padding-slots", "empty-rows"),
-    )  # fmt: skip
-
-    def __init__(self, **faults):
-        self.faults = faults
-
-    def run(self, call):
-        with np.errstate(all="ignore"):
-            return ring(call, **self.faults)
-
-
-def told_of(target):
-    """The reading of the problem with padding."""
-    problem = problem_for(Setting("padding", "table", ""), target.capabilities)
-    return run_problem(target, problem).reading
+PADDING = "padding", "table"
+Target = partial(Planted, ring, "table", ("padding-slots", "empty-rows"))
 
 
 def seen(where=lambda r, owner, W: True, by_slot=False, phases=("forward", "backward")):
@@ -220,7 +201,7 @@ def test_a_ring_with_padding_is_right():
 @pytest.mark.parametrize("name", marked(MASKS, FEW))
 def test_a_fault_of_padding_in_the_forward_pass_is_named(name):
     faults, words = MASKS[name]
-    found = told_of(Target(**faults))
+    found = told_of(Target(**faults), *PADDING)
     assert found.explained
     assert [words] == [named(x) for x in found.forward.sets[0]]
 
@@ -228,23 +209,23 @@ def test_a_fault_of_padding_in_the_forward_pass_is_named(name):
 @pytest.mark.parametrize("name", marked(BACKWARD, FEW))
 def test_a_fault_of_padding_in_the_backward_pass_is_named(name):
     faults, words = BACKWARD[name]
-    found = told_of(Target(**faults))
+    found = told_of(Target(**faults), *PADDING)
     assert found.explained and not found.forward.sets
     assert words in [named(x) for one in found.backward.sets for x in one]
 
 
 def test_padded_keys_with_another_score_are_not_explained():
-    found = told_of(Target(**seen(), score=1.5))
+    found = told_of(Target(**seen(), score=1.5), *PADDING)
     assert not found.right and not found.explained and "the weights" in found.forward.left
 
 
 @pytest.mark.parametrize("recipe", ["float32", "bf16", "fp16", "nki_low"])
 def test_the_reference_with_padding_is_right(recipe):
-    assert told_of(REFERENCES[recipe]).right
+    assert told_of(REFERENCES[recipe], *PADDING).right
 
 
 @pytest.mark.parametrize("recipe", ["float32", "bf16"])
 def test_the_known_bug_of_padding_is_explained(recipe):
-    found = told_of(MutantTarget(MUTANTS["padding-slots-counted"], recipe))
+    found = told_of(MutantTarget(MUTANTS["padding-slots-counted"], recipe), *PADDING)
     assert found.explained
     assert [[EVERY]] == [[named(x) for x in one] for one in found.forward.sets[:1]]

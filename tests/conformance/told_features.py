@@ -1,14 +1,31 @@
-"""What the tests of sinks, bias and dropout in readouts share."""
+"""What the tests of sinks, bias, dropout and padding in readouts share."""
 
+import numpy as np
 import pytest
 
 from ringspec.conformance.readout.problems import Setting, problem_for
 from ringspec.conformance.run.explain import run_problem
+from ringspec.conformance.target import Capabilities
 
 
-def told_of(target, feature):
+class Planted:
+    """A causal KV ring with faults, read in float32 with two query heads of a key head."""
+
+    def __init__(self, ring, layout, features, **faults):
+        self.name, self.ring, self.faults = f"ring with {', '.join(features)}", ring, faults
+        self.capabilities = Capabilities(
+            circulations=("kv",), directions=(1,), workers=(3,), head_ratios=(2,), only_causal=True, batch=(1,),
+            layouts=(layout,), masks=("causal",), formats=("float32",), features=features,
+        )  # fmt: skip
+
+    def run(self, call):
+        with np.errstate(all="ignore"):
+            return self.ring(call, **self.faults)
+
+
+def told_of(target, feature, layout="contiguous"):
     """The reading of the problem with a feature."""
-    problem = problem_for(Setting(feature, "contiguous", ""), target.capabilities)
+    problem = problem_for(Setting(feature, layout, ""), target.capabilities)
     return run_problem(target, problem).reading
 
 

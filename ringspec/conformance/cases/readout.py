@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from ringspec.conformance.cases.calls import passes_for
@@ -23,6 +24,7 @@ from ringspec.conformance.readout.problems import (
     SETTINGS,
     Problem,
     Setting,
+    names_of,
     problem_for,
 )
 from ringspec.conformance.target.capabilities import FORMATS, Capabilities, why_not
@@ -35,7 +37,6 @@ RULES = {
     "dlse": ("BWD-3", "RING-7"),
     "bias": ("FWD-1", "BWD-8", "RING-6"),
     "dropout": ("FWD-6", "FWD-7", "DROP-1", "BWD-2", "BWD-7"),
-    "batches": (),
     "padding": ("LAYOUT-5",),
     "sinks": ("FWD-5", "BWD-9", "RING-12"),
 }
@@ -52,12 +53,7 @@ def case_of(setting: Setting) -> RunCase:
         circulations=(setting.circulation or CIRCULATIONS[0],),
         directions=(1, -1),
         masks=("causal", "window", "documents"),
-        features=(
-            *(x for x in FEATURES if x not in ("padding", "batches")),
-            "several-sinks",
-            "keep",
-            "padding-slots",
-        ),
+        features=(*chain(*map(names_of, FEATURES)), "several-sinks"),
         formats=FORMATS,
     )
 

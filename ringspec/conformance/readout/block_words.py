@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from ringspec.conformance.readout import hints
 from ringspec.conformance.readout.reading import Named, Reading
+from ringspec.conformance.readout.told import in_other_words
 
 RING, BLOCK, DENSE = "ring", "block", "dense"
 Rules = tuple[tuple[str, str], ...]
@@ -151,6 +152,4 @@ def reworded(sentence: str, made_of: str) -> str:
     'In the forward pass, in blocks with queries and keys of different parts, the mask compares token numbers within the block.'
     """
     rules = {RING: (), BLOCK: (*BOTH, *OF_BLOCKS), DENSE: (*BOTH, *OF_ONE, *OF_BLOCKS)}[made_of]
-    for old, new in rules:
-        sentence = re.sub(old, new, sentence)
-    return sentence
+    return in_other_words(sentence, rules)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.diagnose.candidates import run_right
-from ringspec.conformance.readout.pairs import Seen, seen_in
+from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
 from ringspec.conformance.readout.problems import Problem
 from ringspec.conformance.readout.reading import joined
 from ringspec.formats import load
@@ -33,7 +33,10 @@ def picture_of(problem: Problem, outputs: Mapping[str, Sequence[NDArray]]) -> di
     geometry = problem.pairs.geometry
     right = run_right(problem.call, RECIPES["float64"])
     got, want = (
-        seen_in(geometry, {name: joined(map(load, results[name])) for name in outputs})
+        seen_in(
+            geometry,
+            without_padding(geometry, {name: joined(map(load, results[name])) for name in outputs}),
+        )
         for results in (outputs, right)
     )
     for words, have, expected in matrices(got, want):

@@ -7,6 +7,7 @@ token on a worker.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -67,17 +68,17 @@ class Geometry:
         """Whether no pair is masked."""
         return not (self.causal or self.window or self.documents or self.padding)
 
-    @property
+    @cached_property
     def real(self) -> Booleans:
         """Which slots hold a token, [W, n]."""
         return ~np.isin(np.arange(self.position.size), self.padding).reshape(self.position.shape)
 
-    @property
+    @cached_property
     def real_pairs(self) -> Booleans:
         """Which pairs [a, b, 1, i, j] consist of two tokens."""
         return self.real[:, None, None, :, None] & self.real[None, :, None, None, :]
 
-    def of_tokens(self, x: Array) -> Array:
+    def without_padding(self, x: Array) -> Array:
         """Return an array [W, heads, n, ..] with 0 in padding slots, whose results may have any value."""
         if not self.padding:
             return x
@@ -108,10 +109,11 @@ def positions(layout: str, workers: int, slots: int) -> Integers:
 
 def with_padding(workers: int, slots: int) -> Integers:
     """Return the positions [W, n] of tokens in the order of the slots; -1 in padding slots, which differ by worker."""
-    table = np.zeros((workers, slots), np.int64)
-    for r, row in enumerate(table):
-        row[[(-1,), (0, 1), (slots // 2 - 1, -1)][r % 3],] = -1
-    return np.where(table < 0, -1, np.cumsum(table.ravel() == 0).reshape(table.shape) - 1)
+    empty = ([-1], [0, 1], [slots // 2 - 1, -1])
+    real = np.ones((workers, slots), bool)
+    for r in range(workers):
+        real[r, empty[r % 3]] = False
+    return np.where(real, np.cumsum(real).reshape(real.shape) - 1, -1)
 
 
 def packed(geometry: Geometry) -> dict[str, Integers]:

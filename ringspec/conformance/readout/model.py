@@ -296,7 +296,7 @@ class Model:
             if c["tiles"] and not c["tiles"].through:
                 m, l, p = self.in_tiles(s, c["tiles"])
                 p_of_v = p
-            p_of_v = self.of_tokens(p_of_v * self.drop(c))
+            p_of_v = self.without_padding(p_of_v * self.drop(c))
             if not self.correct(c, "result_of"):
                 m, l, p, p_of_v = self.of_results(c, m, l, p, p_of_v)
             return m, l, p, p_of_v
@@ -392,26 +392,14 @@ class Model:
             if order is not None:
                 weights = of_rows(weights, order)
             if c["o_to"] is not self.right["o_to"]:
-                there = np.zeros_like(weights)
-                there[c["o_to"]] = weights
-                weights = there
-            stored.append(self.of_tokens(weights))
+                weights = placed(weights, c["o_to"], 0.0)
+            stored.append(self.without_padding(weights))
         if c["o_to"] is not self.right["o_to"]:
-            stored_lse = np.full_like(lse, np.nan)
-            stored_lse[c["o_to"]] = lse
-            lse = stored_lse
+            lse = placed(lse, c["o_to"], np.nan)
         weights = stored[0] if len(stored) == 1 else np.sum(stored, axis=0)
-        return Forward(  # fmt: skip
-            weights,
-            self.geometry.of_tokens(lse),
-            block_lse,
-            p,
-            run_m,
-            last,
-            first,
-            running,
-            self.through(stored),
-            bare,
+        lse = self.geometry.without_padding(lse)
+        return Forward(
+            weights, lse, block_lse, p, run_m, last, first, running, self.through(stored), bare
         )
 
     def with_sinks(
@@ -475,7 +463,7 @@ class Model:
         np.add.at(there, (self.rows[:, None], head[..., 0]), found)
         return there
 
-    def of_tokens(self, x: Array) -> Array:
+    def without_padding(self, x: Array) -> Array:
         """Return [a, b, h, i, j] with 0 in the rows and columns of padding slots, which results do not show."""
         return x * self.geometry.real_pairs if self.geometry.padding else x
 
@@ -830,7 +818,7 @@ class Model:
             ):
                 share = share * np.where(c[f"{row}.head"] // self.group == head, 1.0, ELSEWHERE)
             share = self.landed(share, row, c, worker, slot)
-        return self.of_tokens(self.held(name, c, share))
+        return self.without_padding(self.held(name, c, share))
 
     def held(self, name: str, c: Choices, share: Array) -> Array:
         """Return the shares of a gradient as its buffers hold them at the end."""
@@ -971,7 +959,7 @@ class Model:
         )
         if self.sinks is None:
             self.kept.clear()
-            ds = self.of_tokens(ds)
+            ds = self.without_padding(ds)
             return Gradients(base, ds, ds, dbias)
         sinks, dsinks = self.sinks, np.zeros((self.workers, *self.sinks.shape))
         for h, number in np.ndindex(sinks.shape):
@@ -1068,3 +1056,10 @@ def of_rows(x: Array, rows: Integers) -> Array:
     a, b, h, n, m = x.shape
     flat = x.transpose(0, 3, 1, 2, 4).reshape(a * n, b, h, m)[rows]
     return flat.reshape(a, n, b, h, m).transpose(0, 2, 3, 1, 4)
+
+
+def placed(x: Array, workers: Integers, empty: float) -> Array:
+    """Return what the workers hold after each has given ``x`` [a, ...] to one of ``workers``; ``empty`` without any."""
+    there = np.full_like(x, empty)
+    there[workers] = x
+    return there

@@ -151,12 +151,16 @@ def by_key(x: Array, workers: int, kv_heads: int, slots: int) -> Array:
     return x.transpose(2, 0, 5, 3, 1, 4).reshape(workers, kv_heads, slots, -1)
 
 
+def without_padding(geometry: Geometry, results: Mapping[str, Array]) -> dict[str, Array]:
+    """Return results with 0 in padding slots, where a target may return any value."""
+    return {
+        name: geometry.without_padding(x) if name in OF_SLOTS else x for name, x in results.items()
+    }
+
+
 def seen_in(geometry: Geometry, results: Mapping[str, Array]) -> Seen:
     """Read the matrices from o, dq [W, H, n, dim], dk, dv [W, Hkv, n, dim] and lse [W, H, n]; all but o are optional."""
     W, n, H, T = geometry.workers, geometry.slots, geometry.heads, geometry.tokens
-    results = {
-        name: geometry.of_tokens(x) if name in OF_SLOTS else x for name, x in results.items()
-    }
     o = results["o"]
     column = T + T * np.arange(H)[None, :, None, None] + np.arange(T).reshape(W, 1, n, 1)
     delta = np.take_along_axis(o, np.broadcast_to(column, (W, H, n, 1)), axis=3)[..., 0]

@@ -32,8 +32,13 @@ from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 MOST, MOST_WINDOWS = 6, 2
 FEATURES = ("softcap", "dlse", "sinks", "bias", "dropout", "padding", "batches")
 BATCH = 3
-# The names under which a target claims a feature, if these are not the feature's name alone.
-CLAIMED = {"dropout": {"dropout", "keep"}, "padding": {"padding-slots"}}
+# The names under which a target claims a feature, any one of them, if these are not the feature's name alone. A batch
+# is not claimed as a feature.
+CLAIMED: dict[str, tuple[str, ...]] = {
+    "dropout": ("dropout", "keep"),
+    "padding": ("padding-slots",),
+    "batches": (),
+}
 CAUSAL, WINDOWS = ("causal", "window", "documents", *FEATURES), ("window", "band")
 SOFTCAP = 4.5  # the largest scores are 6
 DROPOUT = 0.375, 20240230  # dropout_p, and a dropout_seed with which every query keeps a key
@@ -209,8 +214,8 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         "mask causal": setting.mask in CAUSAL and "causal" not in claims.masks,
         "mask window": setting.mask in WINDOWS and "window" not in claims.masks,
         "mask documents": setting.mask == "documents" and "documents" not in claims.masks,
-        f"feature {setting.mask}": setting.mask in FEATURES[:-1]
-        and not CLAIMED.get(setting.mask, {setting.mask}) & set(claims.features),
+        f"feature {setting.mask}": bool(names_of(setting.mask))
+        and not set(names_of(setting.mask)) & set(claims.features),
         "a backward pass (operation ring-backward)": setting.mask == "dlse"
         and "ring-backward" not in claims.operations,
         "a call without a causal mask": setting.mask not in CAUSAL and claims.only_causal,
@@ -242,6 +247,11 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
     }
     missing = [words for words, is_missing in reasons.items() if is_missing]
     return missing[0] if missing else ""
+
+
+def names_of(mask: str) -> tuple[str, ...]:
+    """Return the names under which a target claims the feature of a setting; none if it needs no feature."""
+    return CLAIMED.get(mask, (mask,)) if mask in FEATURES else ()
 
 
 def circulation_of(setting: Setting, claims: Capabilities) -> str:
@@ -299,13 +309,11 @@ def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
 
 def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geometry:
     """Return the ring of a setting's problem."""
-    mask, layout, table = (
-        setting.mask,
-        setting.layout,
-        with_padding(shape.workers, shape.slots)
-        if setting.mask == "padding"
-        else positions(setting.layout, shape.workers, shape.slots),
-    )
+    mask, layout = setting.mask, setting.layout
+    if mask == "padding":
+        table = with_padding(shape.workers, shape.slots)
+    else:
+        table = positions(layout, shape.workers, shape.slots)
     directions = claims.directions or (1,)
     return Geometry(
         shape.workers,

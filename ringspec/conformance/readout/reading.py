@@ -18,7 +18,7 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.choices import Choices
 from ringspec.conformance.readout.hints import hint_for
-from ringspec.conformance.readout.pairs import OF_SLOTS, Seen, seen_in
+from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
 from ringspec.conformance.readout.search import SECONDS, Explanation, Reader, cost, near
@@ -145,14 +145,11 @@ def pass_from(data: Mapping[str, Any] | None) -> PassRead | None:
 def read(problem: Problem, outputs: Outputs, share: float = 1.0) -> Reading:
     """Explain the results of one problem; ``share``: the part of the usual time that each search may take."""
     geometry = problem.pairs.geometry
-
-    def of(name: str, shards: Iterable[Any]) -> Array:
-        return geometry.of_tokens(joined(shards)) if name in OF_SLOTS else joined(shards)
-
-    results = {name: of(name, map(load, arrays)) for name, arrays in outputs.items()}
+    results = without_padding(geometry, {x: joined(map(load, outputs[x])) for x in outputs})
     seen = seen_in(geometry, results)
-    right, sizes = run_right(problem.call, RECIPES["float64"]), sizes_of(problem)
-    expected = {name: (of(name, right[name]), sizes[name]) for name in results}
+    exact, sizes = run_right(problem.call, RECIPES["float64"]), sizes_of(problem)
+    right = without_padding(geometry, {name: joined(exact[name]) for name in results})
+    expected = {name: (right[name], sizes[name]) for name in results}
     if agrees(results, expected, problem.tolerance):
         return Reading(problem.id, True)
     nearly = agrees(results, expected, COARSE)

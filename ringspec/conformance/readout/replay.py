@@ -21,7 +21,7 @@ from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.choices import KERNELS, Choices, components
 from ringspec.conformance.readout.geometry import Geometry, dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
-from ringspec.conformance.readout.model import Core, Model
+from ringspec.conformance.readout.model import Core, Model, placed
 from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.search import (
@@ -466,7 +466,5 @@ class Numbers:
             rows = o.transpose(0, 2, 1, 3).reshape(W * n, H, d)[order]
             o = rows.reshape(W, n, H, d).transpose(0, 2, 1, 3)
         if c["o_to"] is not model.right["o_to"]:
-            there = np.zeros_like(o)
-            there[c["o_to"]] = o
-            return there
+            return placed(o, c["o_to"], 0.0)
         return o

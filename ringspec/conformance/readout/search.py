@@ -731,8 +731,8 @@ class Reader:
                 stays = stays & (head // model.group == c)
             wrong = ~match.equal[name]
             share = np.abs(match.ours[name]) > ZERO
-            hidden = ~np.broadcast_to(self.geometry.real_pairs, shape)  # no result shows them
-            may = wrong & (wrong | hidden).ravel()[at]
+            may_be_wrong = wrong | ~self.geometry.real_pairs  # no result shows pairs with padding
+            may = wrong & may_be_wrong.ravel()[at]
             # Where a share was moved away, the weight is 0, unless another share landed there.
             if seen is not None:
                 lands = np.bincount(at[share & ~stays], minlength=at.size).reshape(shape) > 0

@@ -64,12 +64,18 @@ def told(readings: Sequence[Reading]) -> Told:
 
 def in_batches(sentence: str) -> str:
     """Say a sentence about heads of batch entries."""
-    for old, new in OF_BATCHES:
+    return in_other_words(sentence, OF_BATCHES)
+
+
+def in_other_words(sentence: str, rules: Sequence[tuple[str, str]]) -> str:
+    """Replace the first text of each rule, a regular expression, by the second; in the order of the rules."""
+    for old, new in rules:
         sentence = re.sub(old, new, sentence)
     return sentence
 
 
 def combined(readings: Sequence[Reading]) -> Told:
+    """Combine the readings of the problems that failed, in the words of a ring's heads."""
     if not readings:
         return Told()
     explained = [one for one in readings if one.explained]
