@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,14 @@ from click.testing import CliRunner
 
 from ringspec.cli import main
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout import geometry
+from ringspec.conformance.readout import geometry, search
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
 from ringspec.conformance.readout.problems import problems_for
+from ringspec.conformance.readout.proof import read_proven
 from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.search import Reader, composed
+from ringspec.conformance.readout.search import EVALUATIONS, Reader, composed
 from ringspec.conformance.readout.told import unexplained
 from ringspec.conformance.readout.vocabulary import Fault, fault_named, kinds_of
 from ringspec.conformance.run import explain
@@ -155,7 +157,7 @@ def test_two_faults_of_one_pass_are_both_found(phase, pair):
         REFERENCES["float32"].capabilities, head_ratios=(2,), circulations=("kv",)
     )
     problem = problems_for(claims)[0][0]
-    reader = Reader(problem.pairs, problem.tolerance, seconds=60)
+    reader = Reader(problem.pairs, problem.tolerance, evaluations=500_000)
     here = reader.geometry
     faults = [fault_named(here, reader.masks, (phase, words, where)) for where, words in pair]
     assert None not in faults
@@ -190,18 +192,50 @@ def test_numbers_that_only_the_unread_columns_hold_are_compared_too():
     assert "The readout does not see why" in unexplained([one])[0]
 
 
-def test_later_problems_get_less_time_once_the_first_have_used_theirs(monkeypatch):
+def test_later_problems_get_a_smaller_search_once_the_first_have_used_theirs(monkeypatch):
     shares = []
 
     def reading_at_once(problem, outputs, earlier, share):
         shares.append(share)
-        return Reading(problem.id, False)
+        return Reading(problem.id, False, evaluations=1)
 
     monkeypatch.setattr(explain, "read_proven", reading_at_once)
-    monkeypatch.setattr(explain, "FIRST_SECONDS", 1e-9)
+    monkeypatch.setattr(explain, "FIRST_EVALUATIONS", 1)
     target = Claiming(REFERENCES["float32"], circulations=("kv",))
     count = len(explain_target(target).runs)
     assert count > 2 and shares == [1.0] + [explain.LATER_SHARE] * (count - 1)
+
+
+def test_an_explanation_does_not_depend_on_the_speed_of_the_machine(monkeypatch):
+    """Neither the search nor the order of problems looks at a clock."""
+
+    def forbidden():
+        raise AssertionError("a clock was read")
+
+    target = MutantTarget(MUTANTS["dkv-not-home"], "float32")
+    for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
+        monkeypatch.setattr(time, clock, forbidden)
+    problem = problems_for(target.capabilities)[0][0]
+    first, again = (run_problem(target, problem).reading for _ in range(2))
+    assert first == again and first.explained and first.evaluations > 0
+
+
+def test_each_search_ends_when_it_has_made_its_evaluations(monkeypatch):
+    target = MutantTarget(MUTANTS["other-workers-unwritten"], "float32")
+    problem = problems_for(target.capabilities)[0][0]
+    outputs = run_problem(target, problem).outputs
+    made, original = [], search.explain
+
+    def counted(model, *given):
+        before = model.evaluations
+        found = original(model, *given)
+        made.append(model.evaluations - before)
+        return found
+
+    monkeypatch.setattr(search, "explain", counted)
+    read_proven(problem, outputs, share=0.05)
+    # One kind of fault is tried to its end before the count is compared.
+    assert len(made) > 1 and all(0 < x < 0.05 * EVALUATIONS + 1_000 for x in made)
 
 
 def test_a_known_bug_has_its_name_and_link_beside_the_sentence():

@@ -46,6 +46,7 @@ from ringspec.conformance.readout.pairs import ELSEWHERE, Pairs, kept
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
 
+MERGED = 3  # the work of merging all blocks, in evaluations of a table over all pairs
 OF_SCORES = (
     *components("q"),
     *components("k"),
@@ -147,6 +148,9 @@ class Model:
         self.tokens, self.sinks = list(tokens), pairs.sinks
         self.next_keep = kept(self.geometry, 1)
         self.kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        # What this model has computed so far, in tables over all pairs. It bounds a search in place of a time, which
+        # would let an explanation depend on the machine.
+        self.evaluations = 0
 
     @cached_property
     def right(self) -> Choices:
@@ -160,6 +164,7 @@ class Model:
         kept = self.kept.get(name)
         if kept is not None and all(x is y for x, y in zip(kept[0], given, strict=True)):
             return kept[1]
+        self.evaluations += 1
         return compute()
 
     def keep(self, choices: Choices) -> None:
@@ -340,6 +345,7 @@ class Model:
         return weight, log_of(run_m, run_l)
 
     def forward(self, c: Choices) -> Forward:
+        self.evaluations += MERGED
         m, l, p, p_of_v = self.blocks(c)
         block_lse = log_of(m, l)
         omega, run_m, run_l, last_l, running = self.merged(m, l, c)

@@ -28,7 +28,7 @@ def read_proven(
 ) -> Reading:
     """Read the results of a problem's two calls, the readout and its proof.
 
-    ``share``: the part of the usual time that each search may take. Faults of ``earlier`` readings are tried first. They are accepted if they explain the results of both calls.
+    ``share``: the part of the usual work that each search may do. Faults of ``earlier`` readings are tried first. They are accepted if they explain the results of both calls.
     """
     outputs = problem.results(outputs)
     known = read_as(problem, outputs, earlier)
@@ -46,8 +46,10 @@ def read_as(
             continue
         tried.append(found)
         if explains(found, (problem.call, problem.proof), outputs):
-            passes = [part and with_faults(part, found) for part in (one.forward, one.backward)]
-            return Reading(problem.id, False, *passes)
+            forward, backward = (
+                part and with_faults(part, found) for part in (one.forward, one.backward)
+            )
+            return Reading(problem.id, False, forward, backward)
     return None
 
 

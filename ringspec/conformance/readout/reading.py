@@ -21,14 +21,14 @@ from ringspec.conformance.readout.hints import hint_for
 from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
-from ringspec.conformance.readout.search import SECONDS, Explanation, Reader, cost, near
+from ringspec.conformance.readout.search import EVALUATIONS, Explanation, Reader, cost, near
 from ringspec.conformance.readout.vocabulary import Fault
 from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans
 from ringspec.recipes import RECIPES
 
 MOST_SETS = 40
-SECONDS_AGAIN = 1.0  # processor time for one pass with the tolerance of 16-bit parts
+EVALUATIONS_AGAIN = 8_000  # in one search with the tolerance of 16-bit parts
 MATRICES = {
     "A": "the weights of the forward",
     "lse": "lse",
@@ -100,13 +100,15 @@ class Reading:
     """What was found out from the results of one problem.
 
     ``right``: the results are correct to within the tolerance. A pass is None if it was not run, or if there is nothing
-    to explain: the results are correct, or so close that the faults cannot be told from rounding.
+    to explain: the results are correct, or so close that the faults cannot be told from rounding. ``evaluations``: the
+    work of the search, in tables over all pairs; not part of the plain data.
     """
 
     problem: str
     right: bool
     forward: PassRead | None = None
     backward: PassRead | None = None
+    evaluations: int = 0
 
     @property
     def passes(self) -> tuple[PassRead, ...]:
@@ -143,7 +145,7 @@ def pass_from(data: Mapping[str, Any] | None) -> PassRead | None:
 
 
 def read(problem: Problem, outputs: Outputs, share: float = 1.0) -> Reading:
-    """Explain the results of one problem; ``share``: the part of the usual time that each search may take."""
+    """Explain the results of one problem; ``share``: the part of the usual work that each search may do."""
     geometry = problem.pairs.geometry
     results = without_padding(geometry, {x: joined(map(load, outputs[x])) for x in outputs})
     seen = seen_in(geometry, results)
@@ -153,18 +155,21 @@ def read(problem: Problem, outputs: Outputs, share: float = 1.0) -> Reading:
     if agrees(results, expected, problem.tolerance):
         return Reading(problem.id, True)
     nearly = agrees(results, expected, COARSE)
-    found = Reading(problem.id, False)
+    found, work = Reading(problem.id, False), 0
     for tolerance in dict.fromkeys((problem.tolerance, *(() if nearly else (COARSE,)))):
         with np.errstate(all="ignore"):  # wrong choices overflow
-            reader, forward, choices = read_forward(problem, seen, tolerance, share)
+            reader, forward, choices, wasted = read_forward(problem, seen, tolerance, share)
             backward = None
             if seen.p is not None:
                 backward = reader.backward(seen, choices, forward.whole)
         passes = pass_of(forward), None if backward is None else pass_of(backward)
-        found = Reading(problem.id, False, *passes)
+        work += wasted + reader.model.evaluations
+        found = Reading(problem.id, False, *passes, evaluations=work)
         if found.explained:
             break
-    return Reading(problem.id, False) if nearly and not found.explained else found
+    if nearly and not found.explained:
+        return Reading(problem.id, False, evaluations=work)
+    return found
 
 
 def pass_of(found: Explanation) -> PassRead:
@@ -258,26 +263,28 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
 
 def read_forward(
     problem: Problem, seen: Seen, tolerance: float, share: float = 1.0
-) -> tuple[Reader, Explanation, Choices]:
+) -> tuple[Reader, Explanation, Choices, int]:
     """Explain the forward pass of the kernel.
 
     If queries travel in the backward pass, either keys or queries may travel in the forward pass, and both are tried.
-    The result is the better explanation, with the :class:`Reader` that found it and the choices of a ring with its
-    faults.
+    The result is the better explanation, with the :class:`Reader` that found it, the choices of a ring with its faults,
+    and the evaluations of the other reader.
     """
     found = []
     geometry = problem.pairs.geometry
     for travels in ("keys", "queries") if geometry.circulation == "q" else ("keys",):
         there = dataclasses.replace(geometry, forward_travels=travels)
         pairs = dataclasses.replace(problem.pairs, geometry=there)
-        seconds = SECONDS if tolerance == problem.tolerance else SECONDS_AGAIN
-        reader = Reader(pairs, tolerance, share * seconds)
+        most = EVALUATIONS if tolerance == problem.tolerance else EVALUATIONS_AGAIN
+        reader = Reader(pairs, tolerance, share * most)
         explanation, choices = reader.forward(seen)
         found.append((reader, explanation, choices))
         listed = any(PAIRS in fault.place.words for fault in explanation.faults)
         if explanation.whole and not listed:
             break
-    return max(found, key=lambda one: preference(one[1]))
+    best = max(found, key=lambda one: preference(one[1]))
+    others = [reader for reader, *_ in found if reader is not best[0]]
+    return *best, sum(reader.model.evaluations for reader in others)
 
 
 def preference(found: Explanation) -> tuple[bool, float]:

@@ -13,7 +13,6 @@ compared in the same way. Those of the backward pass are 'P', the weights, and d
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,7 +61,7 @@ STORED = (
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
 NOTHING = 0.05  # a smaller factor cannot be told from 0 in every pair
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
-SECONDS = 2.5  # processor time for one pass of one problem
+EVALUATIONS = 20_000  # of tables over all pairs, in one search; about 2.5 s of processor time
 MOST_WHOLE, MOST_PARTIAL = (
     40,
     3,
@@ -208,13 +207,13 @@ Predict = Callable[[Choices], Match]
 class Reader:
     """Explains the results of one problem.
 
-    ``tolerance``: the largest difference that counts as equal, relative to the size of an element's terms. ``seconds``:
-    processor time for each search.
+    ``tolerance``: the largest difference that counts as equal, relative to the size of an element's terms.
+    ``evaluations``: the most that each search may compute, in tables over all pairs.
     """
 
-    def __init__(self, pairs: Pairs, tolerance: float, seconds: float = SECONDS) -> None:
+    def __init__(self, pairs: Pairs, tolerance: float, evaluations: float = EVALUATIONS) -> None:
         geometry = pairs.geometry
-        self.geometry, self.tolerance, self.seconds = geometry, tolerance, seconds
+        self.geometry, self.tolerance, self.evaluations = geometry, tolerance, evaluations
         self.masks = masks_of(geometry)
         self.model = Model(pairs, [mask.pattern for mask in self.masks], dealt_otherwise(geometry))
         self.largest = float(np.abs(pairs.g).max())
@@ -255,11 +254,12 @@ class Reader:
             return self.match_forward(seen, model.forward(choices))
 
         found = explain(
+            model,
             model.keep,
             predict,
             model.right,
             lambda choices, match, last: self.forward_faults(seen, predict, choices, match, last),
-            self.seconds,
+            self.evaluations,
         )
         return found, composed(model.right, found.faults)
 
@@ -593,11 +593,12 @@ class Reader:
         found: list[tuple[Explanation, float]] = []
         for words, base in bases:
             one = explain(
+                model,
                 keep,
                 predict,
                 base,
                 lambda now, match, last: self.backward_faults(predict, now, match, last),
-                self.seconds,
+                self.evaluations,
             )
             one = Explanation(one.faults, one.whole, one.match, one.others, words)
             found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
@@ -812,22 +813,23 @@ Chain = tuple[tuple[Fault, ...], Match]
 
 
 def explain(
+    model: Model,
     keep: Callable[[Choices], None],
     predict: Predict,
     base: Choices,
     proposed: Callable[[Choices, Match, bool], Candidates],
-    seconds: float,
+    evaluations: float,
 ) -> Explanation:
     """Return the smallest set of faults that explains everything; if none is found, a set that explains a part.
 
     Of sets with equally many faults, the simplest is returned. Each fault of a partial set explains the blocks that it
     changes.
 
-    ``keep`` stores what similar choices have in common, so that they are predicted faster. ``predict``
+    The search ends when ``model`` has computed as many ``evaluations``. ``keep`` stores what similar choices have in common, so that they are predicted faster. ``predict``
     compares a prediction with what was read, and ``proposed`` yields the faults to try. ``base`` are the choices without
     faults.
     """
-    started = time.thread_time()
+    most = model.evaluations + evaluations
     keep(base)
     plain = predict(base)
     if plain.whole:
@@ -848,7 +850,7 @@ def explain(
                     whole.append(((*faults, fault), got))
                 elif not last and got.gain(plain) > before:
                     tried.append(((*faults, fault), got))
-                if time.thread_time() - started > seconds:
+                if model.evaluations > most:
                     return whole, tried
             if whole and faults:
                 break

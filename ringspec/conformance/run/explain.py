@@ -8,7 +8,6 @@ that computes only single blocks is read first as one block, and then as a ring 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +32,9 @@ from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
-# The search for an explanation of the first wrong problems may take its usual time. When these have taken this many
-# seconds of processor time together, the search in each later problem gets a part of its usual time.
-FIRST_SECONDS, LATER_SHARE = 3.0, 0.1
+# The search for an explanation of the first wrong problems may do its usual work. When these have made this many
+# evaluations together, about 3 s, the search in each later problem gets a part of its usual work.
+FIRST_EVALUATIONS, LATER_SHARE = 24_000.0, 0.1
 BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
 
 
@@ -43,15 +42,13 @@ BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts te
 class Run:
     """One problem that was run. ``reading``: what its results show. ``stopped``: why it has no results.
 
-    ``outputs``: the results of the call that is read, and those of the call with random inputs. ``seconds``: the
-    processor time for reading.
+    ``outputs``: the results of the call that is read, and those of the call with random inputs.
     """
 
     problem: Problem
     reading: Reading | None = None
     outputs: tuple[Outputs, ...] = ()
     stopped: str = ""
-    seconds: float = 0.0
 
     @property
     def right(self) -> bool:
@@ -197,14 +194,15 @@ def explanation(
 def runs_of(target: Target, problems: Sequence[Problem], earlier: Sequence[Run] = ()) -> list[Run]:
     """Run problems one after the other; those of a feature only if the others are right."""
     made: list[Run] = []
-    left = FIRST_SECONDS
+    left = FIRST_EVALUATIONS
     for problem in problems:
         special = group_of(problem.pairs.geometry) not in ("", "window")
         if special and any(run.reading is not None and not run.right for run in made):
             break
         readings = [run.reading for run in (*earlier, *made) if run.reading]
         made.append(run_problem(target, problem, readings, 1.0 if left > 0 else LATER_SHARE))
-        left -= made[-1].seconds
+        reading = made[-1].reading
+        left -= reading.evaluations if reading else 0
     return made
 
 
@@ -242,12 +240,10 @@ def run_problem(
         ]
     except Stop as stop:
         return Run(problem, stopped=f"{stop.outcome}: {first_line(stop)}")
-    began = time.thread_time()
     reading = read_proven(problem, outputs, earlier, share)
-    seconds = time.thread_time() - began
     if problem.call.workers == 1:
         reading = without_ring(reading)
-    return Run(problem, reading, tuple(problem.results(outputs)), seconds=seconds)
+    return Run(problem, reading, tuple(problem.results(outputs)))
 
 
 def first_line(stop: Stop) -> str:
