@@ -8,6 +8,9 @@ which it applies, rings first, until six failures are diagnosed. It is run as tw
 program with which a diagnosis compares, bit for bit; ``other`` has tiles of 6 queries and 5 keys and merges
 normalised parts, of which its recipe says nothing. ``right`` is the program without a bug.
 
+Each is also read as ``ringspec explain`` does it: ``explained`` says whether its sentences account for every number of
+the readouts that fail.
+
 Of a case the name is ``right``, or of the same ``class`` (the results of both mutants coincide on the case
 within rounding, by tests/conformance/same_results.py), or ``wrong``, or ``none``. Of a run it is right
 where the verdict is the mutant or a mutant of its class on every diagnosed case that the verdict's bug applies
@@ -39,6 +42,7 @@ from ringspec.conformance.diagnose.mutants.mutant import RECIPES, mutant  # noqa
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely  # noqa: E402
 from ringspec.conformance.judge.recipe import recipe_for  # noqa: E402
 from ringspec.conformance.run.case import run_case  # noqa: E402
+from ringspec.conformance.run.explain import explain_target  # noqa: E402
 from ringspec.conformance.target.declared import base_recipe  # noqa: E402
 from ringspec.conformance.target.protocol import Call, Result  # noqa: E402
 from ringspec.conformance.target.results import due_of  # noqa: E402
@@ -115,7 +119,10 @@ def run_of(
     by_case = {name: kind_of(id, named[name], calls_of[name], claims) for name in named}
     verdict = most_likely(records)
     first = None if verdict is None else verdict["id"]
+    read = explain_target(target)
     return {
+        "explained": bool(read.wrong) and len(read.told.explained) == read.wrong,
+        "sentences": read.sentences,
         "tried": tried, "failed": sum(r.outcome != "pass" for r in records), "named": named,
         "cases": by_case, "verdict": first, "kind": kind_of_run(id, first, calls_of, claims),
     }  # fmt: skip
@@ -218,8 +225,8 @@ def key(line: dict[str, Any]) -> tuple[str, str, str]:
 def table(lines: list[dict[str, Any]]) -> str:
     """Shares by recipe and kernel, and what was not named right."""
     rows = [
-        "| recipe | kernel | mutants | first name right | share | cases | share of cases |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| recipe | kernel | mutants | named | named or explained | share | cases | share of cases |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     mutants = [line for line in lines if line["mutant"] != "right"]
     for recipe, kernel in sorted({(line["recipe"], line["kernel"]) for line in mutants}):
@@ -228,9 +235,14 @@ def table(lines: list[dict[str, Any]]) -> str:
         kinds = Counter(line["kind"] for line in here if line not in unseen)
         cases = Counter(kind for line in here for kind in line["cases"].values())
         right, count = (sum(kinds[x] for x in RIGHT_NAMES), kinds.total())
+        told = sum(
+            line["kind"] in RIGHT_NAMES or line.get("explained", False)
+            for line in here
+            if line not in unseen
+        )
         good, all_cases = sum(cases[x] for x in RIGHT_NAMES), cases.total()
         rows.append(
-            f"| {recipe} | {kernel} | {count} | {right} | {right / max(count, 1):.1%} | {all_cases} | "
+            f"| {recipe} | {kernel} | {count} | {right} | {told} | {told / max(count, 1):.1%} | {all_cases} | "
             f"{good / max(all_cases, 1):.1%} |"
         )
     for line in lines:
@@ -241,6 +253,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             rows.append(
                 f"\n{line['mutant']} in {line['recipe']}, {line['kernel']}: {line['kind']}, "
                 f"{line.get('verdict')}; {line.get('named', line.get('message', ''))}"
+                f"; explained: {line.get('explained')} {' '.join(line.get('sentences', ()))}"
             )
     unseen = [
         (line["mutant"], line["recipe"], line["verdict"])
