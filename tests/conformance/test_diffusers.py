@@ -13,6 +13,7 @@ import pytest
 
 import ringspec as rs
 from ringspec.conformance.cases import golden
+from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.protocol import Call, Refused
 from ringspec.conformance.targets import diffusers_ring
@@ -138,6 +139,33 @@ def test_the_gradients_are_what_the_bug_of_this_version_makes_of_them(target, wo
     for name, wants in MODELS[VERSION](**swapped).items():
         for got, want in zip(getattr(result, name), wants, strict=True):
             np.testing.assert_allclose(got.swapaxes(1, 2), want, rtol=0, atol=1e-13)
+
+
+EXPLANATIONS = {
+    "0.39.0": (
+        "stale-keys",
+        (
+            "In the backward pass, keys and values are those of the worker that computes.",
+            "In the backward pass, p is computed with the block's own lse, and delta is summed over only the "
+            "block's keys.",
+        ),
+    ),
+    "0.42.1": (
+        "ring-direction",
+        (
+            "In the backward pass, dk and dv are added to those of the visitor in a ring of the opposite "
+            "direction.",
+        ),
+    ),
+}
+
+
+@pytest.mark.diffusers
+def test_one_explanation_says_what_this_version_computes_in_all_problems_that_fail(target):
+    known(EXPLANATIONS)
+    found = explain_target(target)
+    assert (found.known["id"], found.sentences) == EXPLANATIONS[VERSION]
+    assert len(found.told.explained) == found.wrong == len(found.runs) > 0
 
 
 def test_without_the_packages_the_error_names_the_command(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import ringspec as rs
 from ringspec.conformance.cases import golden
 from ringspec.conformance.diagnose.summary import Diagnoser
+from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call
@@ -36,6 +37,16 @@ def test_o_and_dq_are_right_and_the_bug_in_dk_and_dv_is_named(target):
     wrong = {finding.tensor for finding in record.findings if finding.kind != "ok"}
     assert (record.outcome, wrong) == ("mismatch", {"dk", "dv"})
     assert record.diagnosis["id"] == "dkv-transfer-misread"
+
+
+@pytest.mark.lucidrains
+def test_one_explanation_says_so_in_all_problems_that_fail(target):
+    found = explain_target(target)
+    assert found.known["id"] == "dkv-transfer-misread"
+    assert found.sentences == (
+        "In the backward pass, dk is returned as dk + dv, and dv as the dk + dv of the next worker.",
+    )
+    assert len(found.told.explained) == found.wrong == len(found.runs) > 0
 
 
 @pytest.mark.lucidrains
