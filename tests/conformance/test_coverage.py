@@ -208,3 +208,19 @@ def test_page_and_junit_say_it_too():
     values = {one.get("name"): one.get("value") for one in suite.iter("property")}
     assert values["verdict"].endswith(CLAUSE) and "recipe=" in values["hint"]
     assert values["not tested"].endswith("workers 8; features 6 of 9")
+
+
+@pytest.mark.parametrize(
+    ("operations", "hints"),
+    [
+        (("block-forward",), 1),
+        (("block-forward", "block-backward", "merge"), 1),
+        (("ring-backward", "block-forward"), 0),
+        (("merge",), 0),
+    ],
+)
+def test_a_target_of_single_blocks_is_referred_to_explain(operations, hints):
+    """No readout is a single block, so that check cannot say what a block computes."""
+    found = coverage_of(Capabilities(operations), []).hints
+    assert len(found) == hints
+    assert all("ringspec explain" in hint for hint in found)

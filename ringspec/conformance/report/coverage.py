@@ -32,13 +32,15 @@ class Coverage:
     A recipe says where the target rounds. ``untested``: the unused values by kind of claim (``workers``, ``layouts``,
     ...); a kind without unused values is left out. ``claimed``: the number of claimed values of each kind in
     ``untested``. ``declared`` and ``undeclared``: the 16-bit input formats in which a ring of at least two workers
-    passed, with and without a declared recipe.
+    passed, with and without a declared recipe. ``only_blocks``: the target claims single blocks and no ring, so that no
+    case shows the weight of each query and key.
     """
 
     untested: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     claimed: dict[str, int] = field(default_factory=dict)
     undeclared: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()
+    only_blocks: bool = False
 
     @property
     def clauses(self) -> tuple[str, ...]:
@@ -54,17 +56,22 @@ class Coverage:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """How to remedy each of the :attr:`clauses`.
+        """How to remedy each of the :attr:`clauses`, and which command tells more.
 
         >>> print(*Coverage(undeclared=("bfloat16",)).hints)
         to test it, declare in the capabilities how the kernel rounds, for example recipe={"bfloat16": "bf16"}
         """
-        if not self.undeclared:
-            return ()
-        names = ", ".join(f'"{one}": "{RECIPE_NAMES[one]}"' for one in self.undeclared)
-        return (
-            f"to test it, declare in the capabilities how the kernel rounds, for example recipe={{{names}}}",
-        )
+        found = []
+        if self.undeclared:
+            names = ", ".join(f'"{one}": "{RECIPE_NAMES[one]}"' for one in self.undeclared)
+            found.append(
+                f"to test it, declare in the capabilities how the kernel rounds, for example recipe={{{names}}}"
+            )
+        if self.only_blocks:
+            found.append(
+                "ringspec explain says in sentences what a target of single blocks computes"
+            )
+        return tuple(found)
 
     @property
     def line(self) -> str:
@@ -198,4 +205,6 @@ def coverage_of(claims: Capabilities, records: Iterable[Record]) -> Coverage:
         {kind: len(claimed[kind]) for kind in untested},
         tuple(one for one in rings if not known[one]),
         tuple(one for one in rings if known[one]),
+        only_blocks=not any(name.startswith("ring-") for name in claims.operations)
+        and any(name.startswith("block-") for name in claims.operations),
     )
