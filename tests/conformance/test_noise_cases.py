@@ -57,6 +57,7 @@ def test_a_scale_that_is_off_by_a_thousandth_is_found_where_bounds_see_it_in_lse
     assert "as if the scale were off by" in "\n".join(record.noise["alarms"])
 
 
+@pytest.mark.slow
 def test_more_noise_than_declared_is_a_failure_and_the_recipe_that_fits_is_named():
     record = run_case(Changed("bf16_partials", recipe="bf16"), CASES[FULL.format("bf16")])
     assert record.outcome == "mismatch"

@@ -224,7 +224,7 @@ def test_each_search_ends_when_it_has_made_its_evaluations(monkeypatch):
     target = MutantTarget(MUTANTS["other-workers-unwritten"], "float32")
     problem = problems_for(target.capabilities)[0][0]
     outputs = run_problem(target, problem).outputs
-    made, original = [], search.explain
+    made, original, share = [], search.explain, 0.01
 
     def counted(model, *given):
         before = model.evaluations
@@ -233,9 +233,9 @@ def test_each_search_ends_when_it_has_made_its_evaluations(monkeypatch):
         return found
 
     monkeypatch.setattr(search, "explain", counted)
-    read_proven(problem, outputs, share=0.05)
+    read_proven(problem, outputs, share=share)
     # One kind of fault is tried to its end before the count is compared.
-    assert len(made) > 1 and all(0 < x < 0.05 * EVALUATIONS + 1_000 for x in made)
+    assert len(made) > 1 and all(0 < x < share * EVALUATIONS + 1_000 for x in made)
 
 
 def test_a_known_bug_has_its_name_and_link_beside_the_sentence():

@@ -69,8 +69,14 @@ def test_the_reference_is_right_with_a_batch(recipe):
     assert found.right and found.runs[-1].problem.id == BATCHES
 
 
-@pytest.mark.parametrize("recipe", ["float32", "bf16"])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        *((name, "float32") for name in FAULTS),
+        ("previous", "bf16"),
+        *(pytest.param(x, "bf16", marks=pytest.mark.slow) for x in FAULTS if x != "previous"),
+    ],
+)
 def test_batch_entries_that_are_exchanged_are_named_as_such(name, recipe):
     inputs, order, results, words = FAULTS[name]
     found = explain_target(Exchanged(inputs, order, results, recipe))
@@ -79,6 +85,7 @@ def test_batch_entries_that_are_exchanged_are_named_as_such(name, recipe):
     assert "batch entry" in found.hint and not any("head" in x for x in found.sentences)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_summed_over_the_batch_is_not_explained():
     class Summed(Exchanged):
         def run(self, call):

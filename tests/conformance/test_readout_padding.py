@@ -214,6 +214,7 @@ def test_a_fault_of_padding_in_the_backward_pass_is_named(name):
     assert words in [named(x) for one in found.backward.sets for x in one]
 
 
+@pytest.mark.slow
 def test_padded_keys_with_another_score_are_not_explained():
     found = told_of(Target(**seen(), score=1.5), *PADDING)
     assert not found.right and not found.explained and "the weights" in found.forward.left
