@@ -12,8 +12,9 @@ dv.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -160,36 +161,43 @@ class Choices:
     """
 
     of: Mapping[str, Any]
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __getitem__(self, slot: str) -> Any:
         return self.of[slot]
+
+    def several(self, slots: Sequence[str]) -> tuple[Any, ...]:
+        """Return the values of at least two choices."""
+        found: tuple[Any, ...] = itemgetter(*slots)(self.of)
+        return found
 
     def with_value(self, slot: str, where: Booleans, value: Any, only: str = "") -> Choices:
         """Return the same choices, but with ``value`` in the choice ``slot`` at the pairs ``where`` [a, b, h, i, j].
 
         ``only``: the one of KERNELS for which the choice changes; '' changes it for both.
         """
-        changed = {}
-        for kernel in (only,) if only else ("", *KERNELS):
-            name = of_kernel(kernel, slot)
-            if kernel == only or name in self.of:
-                changed[name] = replaced(self.of.get(name, self.of[slot]), slot, where, value)
-        return Choices({**self.of, **changed})
+
+        def new(old: Any) -> Any:
+            return replaced(old, slot, where, value)
+
+        if only:
+            slots = self.own.get(only, {})
+            changed = {**slots, slot: new(slots.get(slot, self.of[slot]))}
+            return Choices(self.of, {**self.own, only: changed})
+        own = {
+            kernel: {**slots, slot: new(slots[slot])} if slot in slots else slots
+            for kernel, slots in self.own.items()
+        }
+        return Choices({**self.of, slot: new(self.of[slot])}, own)
 
     def in_kernel(self, kernel: str) -> Choices:
         """Return the choices as one of KERNELS sees them."""
-        start = of_kernel(kernel, "")
-        own = {x.removeprefix(start): value for x, value in self.of.items() if x.startswith(start)}
+        own = self.own.get(kernel)
         return Choices({**self.of, **own}) if own else self
 
     def taking(self, slots: Iterable[str], other: Choices) -> Choices:
         """Return the same choices, but take those named in ``slots`` from ``other``."""
-        return Choices({**self.of, **{slot: other[slot] for slot in slots}})
-
-
-def of_kernel(kernel: str, slot: str) -> str:
-    """Return the name under which a choice is stored if one of KERNELS has its own value."""
-    return f"{kernel}: {slot}" if kernel else slot
+        return Choices({**self.of, **{slot: other[slot] for slot in slots}}, self.own)
 
 
 def replaced(old: Any, slot: str, where: Booleans, value: Any) -> Any:

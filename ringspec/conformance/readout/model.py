@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import comb
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +76,11 @@ OF_DQ = (
 OF_DK = (
     *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds", "uncleared", "cap_slope", *OF_DROP, "drop_ds",
 )  # fmt: skip
+# Properties of the forms of delta in DELTAS and of dropout in DROPS_IN_DS, looked up by the number of a form.
 OF_SAVED_DELTA = ("right", "times p", "times l", "block's p dp twice", "of the group")
+KEEPS_DLSE = np.array([name in OF_SAVED_DELTA for name in DELTAS])
+NOT_IN_DP = np.array(["not in dp" in name for name in DROPS_IN_DS])
+IN_P = np.array(["in p" in name for name in DROPS_IN_DS])
 OF_WEIGHTS = (
     *OF_SCORES,
     *components("result_of"),
@@ -162,7 +167,7 @@ class Model:
         ``given`` has the objects that the value depends on.
         """
         kept = self.kept.get(name)
-        if kept is not None and all(x is y for x, y in zip(kept[0], given, strict=True)):
+        if kept is not None and all(map(is_, kept[0], given)):
             return kept[1]
         self.evaluations += 1
         return compute()
@@ -170,20 +175,20 @@ class Model:
     def keep(self, choices: Choices) -> None:
         """Keep the scores and blocks of these choices, so that similar choices are computed faster."""
         self.kept.clear()
-        self.kept["scores"] = tuple(choices[x] for x in OF_SCORES), self.scores(choices)
-        self.kept["blocks"] = tuple(choices[x] for x in OF_WEIGHTS), self.blocks(choices)
+        self.kept["scores"] = choices.several(OF_SCORES), self.scores(choices)
+        self.kept["blocks"] = choices.several(OF_WEIGHTS), self.blocks(choices)
 
     def keep_backward(self, c: Choices, forward: Forward, lse: Array, products: Array) -> None:
         """Keep the results of the backward pass with these choices."""
         self.keep(c)
         given = forward, lse, products
-        deps = (*given, *(c[x] for x in OF_CORE))
+        deps = (*given, *c.several(OF_CORE))
         core = self.core(c, *given)
         self.kept["core"] = deps, core
         found = self.backward(c, *given)
         names = ("P", OF_DV), ("dS of dq", OF_DQ), ("dS of dk", OF_DK)
         for (name, slots), x in zip(names, found[:3], strict=True):
-            self.kept[name] = (core, *(c[x] for x in slots)), x
+            self.kept[name] = (core, *c.several(slots)), x
 
     def index(self, c: Choices, name: str) -> Integers:
         """Return the index, over workers, heads and slots, of the token that the choice ``name`` selects for each pair."""
@@ -212,7 +217,7 @@ class Model:
             s = np.where(self.shown(c["mask"]), s, c["hidden_score"])
             return np.where(c["count"] != 0, s, -np.inf)
 
-        return np.asarray(self.once("scores", [c[x] for x in OF_SCORES], compute))
+        return np.asarray(self.once("scores", c.several(OF_SCORES), compute))
 
     def uncapped(self, c: Choices) -> Array:
         """Return the scores of the pairs with the bias, before the soft cap and the mask."""
@@ -306,7 +311,7 @@ class Model:
                 m, l, p, p_of_v = self.of_results(c, m, l, p, p_of_v)
             return m, l, p, p_of_v
 
-        m, l, p, p_of_v = self.once("blocks", [c[x] for x in OF_WEIGHTS], compute)
+        m, l, p, p_of_v = self.once("blocks", c.several(OF_WEIGHTS), compute)
         return m, l, p, p_of_v
 
     def in_row_sums(self, e: Array, c: Choices) -> Array:
@@ -639,7 +644,7 @@ class Model:
         given = forward, lse, products
 
         def core_of(c: Choices) -> Core:
-            deps = (*given, *(c[x] for x in OF_CORE))
+            deps = (*given, *c.several(OF_CORE))
             found: Core = self.once("core", deps, lambda: self.core(c, *given))
             return found
 
@@ -665,7 +670,7 @@ class Model:
             return self.stored("dk", of_kv, x * c["dk_count"], "dk_q", "dk_to")
 
         found = tuple(
-            self.once(name, (core, *(c[x] for x in slots)), compute)
+            self.once(name, (core, *c.several(slots)), compute)
             for name, core, c, slots, compute in (
                 ("P", core_kv, of_kv, OF_DV, of_dv),
                 ("dS of dq", core, of_q, OF_DQ, of_dq),
@@ -694,10 +699,7 @@ class Model:
         s = self.scores(c)
         g = self.g[self.index(c, "dy"), self.index(c, "v")]
         dropped = g * self.drop(c)
-        plain = np.isin(
-            c["drop_ds"], [DROPS_IN_DS.index(x) for x in DROPS_IN_DS if "not in dp" in x]
-        )
-        g = np.where(plain, g, dropped)
+        g = np.where(NOT_IN_DP[c["drop_ds"]], g, dropped)
         if c["dy_ones"]:
             g, ones = self.summed(forward)
             delta = ones[:, None, :, :, None]
@@ -718,13 +720,13 @@ class Model:
         A kernel that takes delta from a wrong row does the same with dlse, and one that replaces delta loses dlse.
         """
         of = "dlse_of" if not self.correct(c, "dlse_of") else "delta_o"
-        kept = np.isin(c["delta"], [DELTAS.index(name) for name in OF_SAVED_DELTA])
+        kept = KEEPS_DLSE[c["delta"]]
         return np.asarray(c["dlse_times"] * given.reshape(-1)[self.index(c, of)] * kept)
 
     def ds_of(self, form: Integers, c: Choices, p: Array, g: Array, d: Array, used: Array) -> Array:
         """Return dS, or what is used in its place; ``form`` has numbers in DS_FORMS."""
         slope = self.slope(c)
-        too = np.isin(c["drop_ds"], [DROPS_IN_DS.index(x) for x in DROPS_IN_DS if "in p" in x])
+        too = IN_P[c["drop_ds"]]
         p = np.where(too, p * self.drop(c), p) if too.any() else p
         ds = c["ds_times"] * p * (g - d) * slope
         if not form.any():
