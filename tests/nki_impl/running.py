@@ -42,13 +42,18 @@ def turned(x: Array) -> Array:
 
 
 def tiles(rows: Array) -> Array:
-    """[.., 128, s // 128] of [.., s]: row t at [t % 128, t // 128]."""
-    return turned(rows.reshape(*rows.shape[:-1], -1, 128))
+    """[.., 128, ceil(s / 128)] of [.., s]: row t at [t % 128, t // 128]; NaN in the padding, which nobody may read."""
+    padding = [(0, 0)] * (rows.ndim - 1) + [(0, -rows.shape[-1] % 128)]
+    padded = np.pad(rows, padding, constant_values=rows.dtype.type(np.nan))
+    return turned(padded.reshape(*rows.shape[:-1], -1, 128))
 
 
-def rows(tiled: Array) -> Array:
-    """[.., s] of [.., 128, s // 128]."""
-    return turned(tiled).reshape(*tiled.shape[:-2], -1)
+def rows(tiled: Array, length: int | None = None) -> Array:
+    """[.., s] of [.., 128, ceil(s / 128)]; the padding must be 0."""
+    padded = turned(tiled).reshape(*tiled.shape[:-2], -1)
+    length = padded.shape[-1] if length is None else length
+    assert (padded[..., length:] == 0).all()
+    return padded[..., :length]
 
 
 def common(case: Case, given: Inputs, rank: int) -> dict[str, Any]:
@@ -83,7 +88,7 @@ def run_forward(
     ]
     outcome = run_ranks(module.ring_attention_spmd_fwd, arguments, **(launch or {}))
     o, lse = (np.stack([result[i] for result in outcome.results]) for i in range(2))
-    return Forward(o, rows(lse), outcome)
+    return Forward(o, rows(lse, case.length), outcome)
 
 
 def run_backward(
