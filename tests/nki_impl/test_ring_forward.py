@@ -300,7 +300,11 @@ REFUSED = {
     "two heads": ({"heads": 3}, {}, "do not divide"),
     "columns for k": ({}, {"tp_k": True}, "expected shape"),
     "one bound": ({"causal": True, "striped": True}, {}, "together"),
-    "bounds without striped": ({"causal": True, "packed": True}, {}, "need a causal mask and striped"),
+    "bounds without striped": (
+        {"causal": True, "packed": True},
+        {},
+        "need a causal mask and striped",
+    ),
     "float16 for v": ({}, {}, "as q has"),
     "a group of another size": ({}, {"replica_groups": ((0,),)}, "2 ranks"),
 }
