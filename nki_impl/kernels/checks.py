@@ -20,15 +20,21 @@ def check_tensors(tensors: tuple[Tensor, ...], shape: Any, dtype: DType) -> None
         assert tensor.dtype == dtype, f"expected {dtype} as q has, got {tensor.dtype}"
 
 
-def check_sizes(heads: int, key_heads: int, length: int, width: int, workers: int) -> None:
+def check_sizes(
+    heads: tuple[int, int], lengths: tuple[int, int], width: int, workers: int, causal: bool
+) -> None:
     """Require that heads form whole groups, that there are rows, and that the head dimension is at most 128.
 
-    All positions in the ring must be below 2^24, so that float32 represents them exactly.
+    ``heads`` and ``lengths`` are those of the queries and of the keys. With a causal mask, both lengths are equal. All
+    positions in the ring must be below 2^24, so that float32 represents them exactly.
     """
-    assert heads % key_heads == 0, f"{key_heads} key heads do not divide {heads} query heads"
+    assert heads[0] % heads[1] == 0, f"{heads[1]} key heads do not divide {heads[0]} query heads"
     assert width <= MAX_HEAD_DIM, f"expected d <= {MAX_HEAD_DIM}, got {width}: see tp_q and tp_k"
-    assert length >= 1, f"expected at least one row on each rank, got {length}"
-    assert length * workers < EXACT_IN_FLOAT32, f"positions must be below {EXACT_IN_FLOAT32}"
+    assert min(lengths) >= 1, f"expected at least one row on each rank, got {lengths}"
+    assert lengths[0] == lengths[1] or not causal, (
+        f"under a causal mask expected as many keys as queries on a rank, got {lengths}"
+    )
+    assert max(lengths) * workers < EXACT_IN_FLOAT32, f"positions must be below {EXACT_IN_FLOAT32}"
 
 
 def check_bounds(

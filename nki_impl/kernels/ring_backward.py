@@ -133,7 +133,8 @@ def ring_attention_spmd_bwd(
 
     ``q_ref``, ``o_ref``, ``dy_ref``   [B, N, D, S]: q and o of the forward pass, transposed, and dL/do;
                         bfloat16, float16 or float32; D <= 128
-    ``k_ref``, ``v_ref``  [B, Nkv, D, S]; Nkv divides N, query head i uses key head i // (N / Nkv)
+    ``k_ref``, ``v_ref``  [B, Nkv, D, S]; Nkv divides N, query head i uses key head i // (N / Nkv). Without a causal
+                        mask, S can be another length than that of q
     ``lse_ref``         [B, N, 128, ceil(S / 128)], natural, row t at [t % 128, t // 128], any float dtype;
                         the padding is not read; a row with lse = -inf contributes to no gradient
     ``mixed_precision`` False: lse, dy_o_sum and its products, and the accumulators of dk and dv
@@ -158,11 +159,11 @@ def ring_attention_spmd_bwd(
     (0.0, 0.0, 1.0)
     """
     b, h, d, s = q_ref.shape
-    hkv = k_ref.shape[1]
+    hkv, s_k = k_ref.shape[1], k_ref.shape[3]
     check_groups(replica_groups, num_workers)
     check_tensors((q_ref, o_ref, dy_ref), (b, h, d, s), q_ref.dtype)
-    check_tensors((k_ref, v_ref), (b, hkv, d, s), q_ref.dtype)
-    check_sizes(h, hkv, s, d, num_workers)
+    check_tensors((k_ref, v_ref), (b, hkv, d, s_k), q_ref.dtype)
+    check_sizes((h, hkv), (s, s_k), d, num_workers, use_causal_mask)
     check_bounds(use_causal_mask, striped_attention, bound_min, bound_max, (num_workers, b, h, s))
     tiles = (b, h, ROWS, tile_count(s))
     assert tuple(lse_ref.shape) == tiles, f"expected lse_ref {tiles}, got {lse_ref.shape}"
@@ -186,8 +187,8 @@ def ring_attention_spmd_bwd(
         positions=position_table(ring) if use_causal_mask and num_workers > 1 else None,
     )
     dq = nl.ndarray((b, h, d, s), dtype=nl.float32, buffer=nl.shared_hbm)
-    dk = nl.ndarray((b, hkv, d, s), dtype=nl.float32, buffer=nl.shared_hbm)
-    dv = nl.ndarray((b, hkv, d, s), dtype=nl.float32, buffer=nl.shared_hbm)
+    dk = nl.ndarray((b, hkv, d, s_k), dtype=nl.float32, buffer=nl.shared_hbm)
+    dv = nl.ndarray((b, hkv, d, s_k), dtype=nl.float32, buffer=nl.shared_hbm)
     for first in range(0, b * hkv, ring.cores):
         if first + ring.core < b * hkv:
             i, head = (first + ring.core) // hkv, (first + ring.core) % hkv
@@ -195,7 +196,7 @@ def ring_attention_spmd_bwd(
             one_item(backward, (i, head), dq_heads, dk[i, head], dv[i, head])
         else:
             # Both cores must issue every collective: a core without an item repeats the first and drops its results.
-            spare = nl.ndarray((2, d, s), dtype=nl.float32, buffer=nl.private_hbm)
+            spare = nl.ndarray((2, d, s_k), dtype=nl.float32, buffer=nl.private_hbm)
             one_item(backward, (0, 0), None, spare[0], spare[1])
     return dq, dk, dv
 
@@ -311,7 +312,8 @@ def pass_dq_on(backward: Backward, step: int) -> None:
 def go_over_keys(backward: Backward, block: Block, item: Item, dk: Tensor, dv: Tensor) -> None:
     """Compute one step: all queries in ``block`` against this rank's keys, stretch by stretch."""
     i, head = item
-    length, narrow, is_begun = backward.k.shape[3], backward.narrow, block.step > 0
+    rows, length = backward.q.shape[3], backward.k.shape[3]
+    narrow, is_begun = backward.narrow, block.step > 0
     for start in range(0, length, STRETCH):
         stop = min(start + STRETCH, length)
         n = stop - start
@@ -321,8 +323,8 @@ def go_over_keys(backward: Backward, block: Block, item: Item, dk: Tensor, dv: T
         dv_sum = load_sum(dv, start, stop, narrow, is_begun)
         keys = Keys(start, k[:, :n], columns_to_rows(k), v[:, :n], dk_sum[:, :n], dv_sum[:, :n])
         for g in range(backward.group):
-            for first in range(0, length, STRETCH):
-                end = min(first + STRETCH, length)
+            for first in range(0, rows, STRETCH):
+                end = min(first + STRETCH, rows)
                 # Otherwise entirely above the diagonal: all keys are masked, and dq has been initialised.
                 if not block.is_triangle or start < end:
                     one_stretch(backward, block, keys, g, first, end)

@@ -99,7 +99,8 @@ def ring_attention_spmd_fwd(
     ``q``               [b, h, s, d] with tp_q, else [b, h, d, s]; bfloat16, float16 or float32;
                         d <= 128; s, the length on this rank, is the same on all ranks
     ``k``               [b, hkv, s, d] with tp_k, else [b, hkv, d, s]; hkv divides h, and query head
-                        i uses key head i // (h / hkv)
+                        i uses key head i // (h / hkv). Without a causal mask, k and v can have
+                        another length than q
     ``v``               [b, hkv, s, d]
     ``replica_groups``  disjoint tuples of num_workers rank ids; each tuple is a ring. None: one ring of all ranks
     ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` see ``causal_scale``
@@ -129,11 +130,11 @@ def ring_attention_spmd_fwd(
     ((1, 1, 128, 64), (1, 1, 128, 1), 1.0, 256)
     """
     b, h, s, d = q.shape if tp_q else (q.shape[0], q.shape[1], q.shape[3], q.shape[2])
-    hkv = v.shape[1]
+    hkv, s_k = v.shape[1], v.shape[2]
     check_groups(replica_groups, num_workers)
-    check_tensors((k,), (b, hkv, s, d) if tp_k else (b, hkv, d, s), q.dtype)
-    check_tensors((v,), (b, hkv, s, d), q.dtype)
-    check_sizes(h, hkv, s, d, num_workers)
+    check_tensors((k,), (b, hkv, s_k, d) if tp_k else (b, hkv, d, s_k), q.dtype)
+    check_tensors((v,), (b, hkv, s_k, d), q.dtype)
+    check_sizes((h, hkv), (s, s_k), d, num_workers, use_causal_mask)
     sizes = (num_workers, b, h, s)
     check_bounds(use_causal_mask, striped_input, bound_min, bound_max, sizes)
     ring = open_ring(replica_groups, num_workers)
@@ -157,8 +158,8 @@ def ring_attention_spmd_fwd(
         workers=num_workers,
         zero_lse=zero_lse,
     )
-    keys = travelling_pair(ring, (b, hkv, d, s), k.dtype, "ring_keys")
-    values = travelling_pair(ring, (b, hkv, s, d), v.dtype, "ring_values")
+    keys = travelling_pair(ring, (b, hkv, d, s_k), k.dtype, "ring_keys")
+    values = travelling_pair(ring, (b, hkv, s_k, d), v.dtype, "ring_values")
     fill(ring, k, v, tp_k, held(keys, 0), held(values, 0))
     go_round(ring, forward, keys, values, deal_rows(ring, b, h, s))
     if training:
