@@ -144,11 +144,12 @@ class NkiImpl:
 def plan_of(call: Call, orders: Orders, official: bool) -> Plan:
     """Choose the arguments of the kernels for a call whose slots will be sorted."""
     causal = bool(call.terms.get("causal", False))
+    assert call.index_q is not None and call.index_k is not None
     plain = not (
         {"window", "cu_seqlens", "q_offset"} & set(call.terms)
         or {"segments_q", "bound_min"} & set(call.tensors)
-        or (call.index_q < 0).any()
-        or (call.index_k < 0).any()
+        or call.index_q.min() < 0
+        or call.index_k.min() < 0
         or call.index_q.shape != call.index_k.shape
     )
     if plain and (not causal or call.layout in KERNEL_LAYOUTS):

@@ -35,7 +35,7 @@ class Bounds(nl.NKIObject):  # type: ignore[name-defined]
     per_head: bool
 
 
-def forward_bounds(ring: Ring, bound_min: Tensor, bound_max: Tensor) -> Bounds:
+def forward_bounds(ring: Ring, bound_min: Tensor, bound_max: Tensor) -> Bounds | None:
     """Make the tables of a forward pass; None without bounds."""
     if bound_min is None:
         return None
@@ -45,7 +45,7 @@ def forward_bounds(ring: Ring, bound_min: Tensor, bound_max: Tensor) -> Bounds:
     return Bounds(low, high, has_owners, per_head)
 
 
-def backward_bounds(ring: Ring, bound_min: Tensor, bound_max: Tensor) -> Bounds:
+def backward_bounds(ring: Ring, bound_min: Tensor, bound_max: Tensor) -> Bounds | None:
     """Make the tables of a backward pass, for the keys of this rank and the rows of every rank; None without bounds."""
     if bound_min is None:
         return None
@@ -112,7 +112,7 @@ def table_of(ring: Ring, planes: Tensor, has_owners: bool) -> Tensor:
     return table
 
 
-def bounds_at(ring: Ring, bounds: Bounds, step: int, i: int, head: int, heads: int) -> Any:
+def bounds_at(ring: Ring, bounds: Bounds | None, step: int, i: int, head: int, heads: int) -> Any:
     """Load ``low`` and ``high`` [128, tiles] of query head ``head`` of batch entry ``i`` at one step.
 
     Both are None without bounds. ``heads`` is the number of query heads of a batch entry.

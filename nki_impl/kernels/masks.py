@@ -31,7 +31,7 @@ class Mask(nl.NKIObject):  # type: ignore[name-defined]
 
     causal: bool
     striped: bool
-    bounds: Bounds
+    bounds: Bounds | None
 
 
 def is_triangle(mask: Mask, step: int) -> bool:
