@@ -19,10 +19,11 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import warnings
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["BackendError", "check_package", "chosen_backend", "load_backend"]
+__all__ = ["BackendError", "check_package", "chosen_backend", "load_backend", "warn"]
 
 BACKENDS = ("simulator", "nki-simulate", "device")
 INDEX = "https://pip.repos.neuron.amazonaws.com"
@@ -93,6 +94,11 @@ def load_backend(backend: str) -> tuple[ModuleType, ModuleType, ModuleType, Modu
     names = ("nki", "nki.language", "nki.isa", "nki.collectives")
     root, language, isa, collectives = (importlib.import_module(name) for name in names)
     return root, language, isa, collectives
+
+
+def warn(message: str) -> None:
+    """Issue a Python warning while a kernel is built. AWS's kernels do this too, with a logger."""
+    warnings.warn(message, UserWarning, stacklevel=2)
 
 
 BACKEND = chosen_backend()

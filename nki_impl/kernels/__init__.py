@@ -1,9 +1,9 @@
 """Ring attention in NKI: forward, backward and unpermute kernels with the interfaces of AWS's NKI library.
 
 Reading order: :mod:`tiles` (sizes, loads, transposes), :mod:`masks`, :mod:`merge`,
-:mod:`block_forward` and :mod:`block_backward`, :mod:`ring` (buffers and transfers),
-:mod:`ring_forward`, :mod:`ring_backward` with :mod:`row_data`, and :mod:`unpermute`. :mod:`checks` checks
-the arguments. All kernels are written in the NKI 0.6 subset of Python and import NKI only through
+:mod:`block_forward` and :mod:`block_backward`, :mod:`ring` (buffers and transfers), :mod:`bounds`,
+:mod:`ring_forward` with :mod:`query_rows`, :mod:`ring_backward` with :mod:`row_data`, and :mod:`unpermute`.
+:mod:`checks` checks the arguments. All kernels are written in the NKI 0.6 subset of Python and import NKI only through
 :mod:`nki_impl.lang`, so the same source runs on the simulator and on Trainium.
 
 Every rounding point
@@ -18,7 +18,7 @@ Forward, on the rank at ring position r, for one query row:
 
 - F1  q, k, v have dtype T. z_j = sum over D of q k_j, accumulated in float32.
 - F2  Without a causal mask s_j = scale * z_j, rounded to float32; the scale itself is first rounded to
-  float32. With a causal mask the scale is 1, and s_j = z_j.
+  float32. With a causal mask the scale is 1, and s_j = z_j, unless ``causal_scale`` is "apply".
 - F3  The keys of one rank are computed in stretches of 2048 (a single stretch if s <= 2048); a block here is one
   stretch. m = max of the visible s_j of the block, computed before any exponential, so nothing is rescaled inside a
   block.
@@ -59,16 +59,18 @@ Backward, from q, k, v, dy, o and lse as given:
   in this order in float32, one addition per hop.
 - B10 dq, dk, dv are float32.
 
-A row without visible keys has o = 0 and lse = -inf. A row whose given lse is -inf contributes to no gradient.
+A row without visible keys has o = 0 and lse = -inf, or 0 with ``zero_lse``. A row whose given lse is -inf contributes to
+no gradient. If a length is not a multiple of 128, the last tile is padded on chip: queries, dY, P and dS with zeros,
+which add nothing. The lse of the padding is 0, and the backward pass does not read it.
 The magnitude of a score must be at most half of the largest float32, because larger ones mark masked keys.
 Positions are exact up to 2^24 tokens in a ring.
 
 What travels
 ============
 
-In the forward pass, k and v with Hkv heads make W - 1 hops. In the backward pass, q, dy and row data (lse, dy_o_sum and
-bounds of each row) make W - 1 hops. dq makes W hops, so that it ends at its owner. Each permute is issued before the
-computation of its step.
+In the forward pass, k and v with Hkv heads make W - 1 hops. In the backward pass, q, dy and row data (lse and dy_o_sum
+of each row) make W - 1 hops. dq makes W hops, so that it ends at its owner. Each permute is issued before the
+computation of its step. Before a backward pass with bounds, each rank sends the bounds of its rows to the other ranks.
 
 With LNC 2 a rank has two cores, which share the operands of collectives. In the forward pass each core computes whole
 heads; if the number of heads is odd, the last head is split between the cores. In the backward pass each core computes

@@ -13,8 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nki_impl.kernels.masks import hide
-from nki_impl.kernels.tiles import KEYS, ROWS, Tensor, transpose_chunks
+from nki_impl.kernels.masks import hide_scaled
+from nki_impl.kernels.tiles import (
+    KEYS,
+    ROWS,
+    Tensor,
+    tile_count,
+    transpose_chunks,
+    zero_padding,
+)
 from nki_impl.lang import nisa, nl
 
 TILES = 4
@@ -27,7 +34,8 @@ class Queries(nl.NKIObject):  # type: ignore[name-defined]
 
     ``q``, ``dy`` [D, n] and ``q_rows``, ``dy_rows`` [128, n / 128, D] have the input dtype. ``bias`` (-lse), ``delta``
     (dy_o_sum), ``low`` and ``high`` are [128, n / 128] float32. A row sees the keys low <= j < high; ``low`` and
-    ``high`` are None without a mask. ``dq`` [D, n] float32 is the accumulator.
+    ``high`` are None without a mask. ``dq`` [D, n] float32 is the accumulator. n is padded to whole tiles; in the
+    padding, q and dy are 0, and so are all their gradients.
     """
 
     first: int
@@ -46,8 +54,8 @@ class Queries(nl.NKIObject):  # type: ignore[name-defined]
 class Keys(nl.NKIObject):  # type: ignore[name-defined]
     """A stretch of keys on chip, which starts at key ``first``.
 
-    ``k``, ``v`` [D, n] and ``k_rows`` [128, n / 128, D] have the input dtype. The accumulators ``dk`` and ``dv`` [D, n]
-    are float32; without mixed precision, they have the input dtype.
+    ``k``, ``v`` [D, n] and ``k_rows`` [128, tiles of n, D], padded with zeros, have the input dtype. The accumulators
+    ``dk`` and ``dv`` [D, n] are float32; without mixed precision, they have the input dtype.
     """
 
     first: int
@@ -84,7 +92,7 @@ def key_tile(queries: Queries, keys: Keys, span: tuple[int, int], first: int, sc
     tiles = queries.q.shape[1] // ROWS
     for group in range(first - first % TILES, tiles, TILES):
         begin, end = max(group, first), min(group + TILES, tiles)
-        chunks = (stop - start) // ROWS
+        chunks = tile_count(stop - start)
         turned = nl.ndarray((ROWS, chunks, TILES * ROWS), dtype=keys.k.dtype, buffer=nl.sbuf)
         for t in range(begin, end):
             p, ds = score_tile(queries, keys, span, t, scale)
@@ -92,7 +100,10 @@ def key_tile(queries: Queries, keys: Keys, span: tuple[int, int], first: int, sc
                 dst=dv, stationary=queries.dy_rows[:, t, :], moving=p, accumulate=t > first
             )
             nisa.nc_matmul(
-                dst=dk, stationary=queries.q_rows[:, t, :], moving=ds, accumulate=t > first
+                dst=dk,
+                stationary=queries.q_rows[:, t, :],
+                moving=ds[:, : stop - start],
+                accumulate=t > first,
             )
             place = (t - group) * ROWS
             nisa.tensor_copy(dst=turned[:, :, place : place + ROWS], src=transpose_chunks(ds))
@@ -113,7 +124,7 @@ def score_tile(
 ) -> tuple[Tensor, Tensor]:
     """Compute P and dS [128, keys] of one query tile, rounded to the input dtype for the matrix products.
 
-    P = exp(scale * q k - lse). dS = P * (dy v - delta) uses P before rounding.
+    dS is padded with zeros to whole chunks of 128 keys. P = exp(scale * q k - lse). dS = P * (dy v - delta) uses P before rounding.
     """
     start, stop = span
     tile = (ROWS, stop - start)
@@ -128,7 +139,8 @@ def score_tile(
         nisa.activation(dst=p_exact, op=nl.exp, data=products, bias=bias, scale=scale)
     else:
         low, high = queries.low[:, t : t + 1], queries.high[:, t : t + 1]
-        scores = hidden_scores(products, low, high, keys.first + start, scale)
+        scores = nl.ndarray(tile, dtype=nl.float32, buffer=nl.sbuf)
+        hide_scaled(scores, products, scale, low, high, keys.first + start, None)
         nisa.activation(dst=p_exact, op=nl.exp, data=scores, bias=bias)
     p = nl.ndarray(tile, dtype=keys.k.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=p, src=p_exact, engine=nisa.engine.scalar)
@@ -137,9 +149,10 @@ def score_tile(
     nisa.nc_matmul(
         dst=dp, stationary=queries.dy[:, rows], moving=keys.v[:, start:stop], accumulate=False
     )
-    ds = nl.ndarray(tile, dtype=keys.k.dtype, buffer=nl.sbuf)
+    ds = nl.ndarray((ROWS, tile_count(stop - start) * ROWS), dtype=keys.k.dtype, buffer=nl.sbuf)
+    zero_padding(ds, stop - start)
     nisa.scalar_tensor_tensor(
-        dst=ds,
+        dst=ds[:, : stop - start],
         data=dp,
         op0=nl.subtract,
         operand0=queries.delta[:, t : t + 1],
@@ -147,22 +160,6 @@ def score_tile(
         operand1=p_exact,
     )
     return p, ds
-
-
-def hidden_scores(
-    products: Tensor, low: Tensor, high: Tensor, first_key: int, scale: float
-) -> Tensor:
-    """Compute scale * q k on chip in float32, and write the value HIDDEN for masked keys.
-
-    The scale is applied before the mask, so that a negative scale cannot change the sign of HIDDEN.
-    """
-    scores = nl.ndarray(products.shape, dtype=nl.float32, buffer=nl.sbuf)
-    if scale == 1.0:
-        hide(scores, products, low, high, first_key, None)
-    else:
-        nisa.activation(dst=scores, op=nl.copy, data=products, scale=scale)
-        hide(scores, scores, low, high, first_key, None)
-    return scores
 
 
 def add_dq(

@@ -8,9 +8,16 @@ Source of the method: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691, a
 
 from __future__ import annotations
 
-from nki_impl.kernels.masks import FLOOR, hide
+from nki_impl.kernels.masks import FLOOR, hide_scaled
 from nki_impl.kernels.merge import Partial
-from nki_impl.kernels.tiles import KEYS, ROWS, Tensor, transpose_chunks
+from nki_impl.kernels.tiles import (
+    KEYS,
+    ROWS,
+    Tensor,
+    tile_count,
+    transpose_chunks,
+    zero_padding,
+)
 from nki_impl.lang import nisa, nl
 
 
@@ -19,14 +26,17 @@ def block_forward(
 ) -> Partial:
     """Compute the partial result of a query tile over the keys first_key .. first_key + n - 1.
 
-    ``q`` [D, 128], ``k`` [D, n], ``v`` [128, n / 128, D] are on chip and have one dtype; n is at most STRETCH. ``low``,
-    ``high`` [128, 1] float32: a row sees the keys low <= j < high; both are None without a mask.
+    ``q`` [D, 128], ``k`` [D, n], ``v`` [128, tiles of n, D] are on chip and have one dtype; n is at most STRETCH. If n is
+    not a multiple of 128, v is padded with zeros. ``low``, ``high`` [128, 1] float32: a row sees the keys
+    low <= j < high; both are None without a mask.
     """
     scores, n = masked_scores(q, k, low, high, first_key, scale)
-    p = nl.ndarray(scores.shape, dtype=v.dtype, buffer=nl.sbuf)
+    length = scores.shape[1]
+    p = nl.ndarray((ROWS, tile_count(length) * ROWS), dtype=v.dtype, buffer=nl.sbuf)
+    zero_padding(p, length)
     l = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(
-        dst=p,
+        dst=p[:, :length],
         op=nl.exp,
         data=scores,
         bias=n,
@@ -50,8 +60,7 @@ def masked_scores(
         nisa.nc_matmul(dst=product, stationary=q, moving=k[:, start:stop], accumulate=False)
         tile, top = scores[:, start:stop], tops[:, i : i + 1]
         if high is not None:
-            # With a causal mask the caller has already scaled q.
-            hide(tile, product, low, high, first_key + start, top)
+            hide_scaled(tile, product, scale, low, high, first_key + start, top)
         else:
             nisa.tensor_scalar_reduce(
                 dst=tile, data=product, op0=nl.multiply, operand0=scale, reduce_op=nl.maximum, reduce_res=top

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nki_impl.kernels.tiles import ROWS, DType, Tensor
-from nki_impl.lang import nl
+from nki_impl.kernels.tiles import DType, Tensor
+from nki_impl.lang import nl, warn
 
 MAX_HEAD_DIM = 128
 EXACT_IN_FLOAT32 = 2**24
@@ -20,28 +20,47 @@ def check_tensors(tensors: tuple[Tensor, ...], shape: Any, dtype: DType) -> None
         assert tensor.dtype == dtype, f"expected {dtype} as q has, got {tensor.dtype}"
 
 
-def check_sizes(heads: int, key_heads: int, length: int, width: int, workers: int) -> None:
-    """Require that heads form whole groups, that rows fill whole tiles, and that the head dimension is at most 128.
-
-    All positions in the ring must be below 2^24, so that float32 represents them exactly.
-    """
-    assert heads % key_heads == 0, f"{key_heads} key heads do not divide {heads} query heads"
-    assert width <= MAX_HEAD_DIM, f"expected d <= {MAX_HEAD_DIM}, got {width}: see tp_q and tp_k"
-    assert length % ROWS == 0, f"expected a length on one rank divisible by {ROWS}, got {length}"
-    assert length * workers < EXACT_IN_FLOAT32, f"positions must be below {EXACT_IN_FLOAT32}"
-
-
-def check_masks(
-    causal: bool, striped: bool, bound_min: Tensor, bound_max: Tensor, shape: tuple[int, int]
+def check_sizes(
+    heads: tuple[int, int], lengths: tuple[int, int], width: int, workers: int, causal: bool
 ) -> None:
-    """Require a causal mask for striped input. If there are bounds, require striped input and both bounds."""
+    """Require that heads form whole groups, that there are rows, and that the head dimension is at most 128.
+
+    ``heads`` and ``lengths`` are those of the queries and of the keys. With a causal mask, both lengths are equal. All
+    positions in the ring must be below 2^24, so that float32 represents them exactly.
+    """
+    assert heads[0] % heads[1] == 0, f"{heads[1]} key heads do not divide {heads[0]} query heads"
+    assert width <= MAX_HEAD_DIM, f"expected d <= {MAX_HEAD_DIM}, got {width}: see tp_q and tp_k"
+    assert min(lengths) >= 1, f"expected at least one row on each rank, got {lengths}"
+    assert lengths[0] == lengths[1] or not causal, (
+        f"under a causal mask expected as many keys as queries on a rank, got {lengths}"
+    )
+    assert max(lengths) * workers < EXACT_IN_FLOAT32, f"positions must be below {EXACT_IN_FLOAT32}"
+
+
+def check_bounds(
+    causal: bool,
+    striped: bool,
+    bound_min: Tensor,
+    bound_max: Tensor,
+    sizes: tuple[int, int, int, int],
+) -> None:
+    """Require a causal mask for striped input, both bounds or none, and a shape of theirs that the masks allow.
+
+    ``sizes`` is (num_workers, b, h, s).
+    """
+    workers, b, h, s = sizes
     assert causal or not striped, "striped input needs a causal mask"
     has_min, has_max = bound_min is not None, bound_max is not None
     assert has_min == has_max, "expected bound_min and bound_max together"
     if has_min:
-        assert causal and striped, "bounds need a causal mask and striped input"
-        assert tuple(bound_min.shape) == shape, f"expected bound_min {shape}, got {bound_min.shape}"
+        shape, by_position = tuple(bound_min.shape), (workers, b, s, 1)
+        assert shape in ((b, s), (b * h, s, 1), by_position), (
+            f"expected bound_min {(b, s)}, {(b * h, s, 1)} or {by_position}, got {shape}"
+        )
         assert tuple(bound_max.shape) == shape, f"expected bound_max {shape}, got {bound_max.shape}"
+        assert len(shape) == 4 or (causal and striped), (
+            f"bounds {shape} need a causal mask and striped input; others are {by_position}"
+        )
 
 
 def check_groups(replica_groups: Any, num_workers: int) -> None:
@@ -63,14 +82,25 @@ def given_scale(softmax_scale: float | None, width: int) -> float:
     return float(softmax_scale)
 
 
-def forward_scale(softmax_scale: float | None, causal: bool, width: int) -> float:
+def forward_scale(
+    softmax_scale: float | None, causal: bool, causal_scale: str, width: int
+) -> float:
     """Return the scale of the forward pass: :func:`given_scale`, or 1.0 with a causal mask.
 
-    With a causal mask, q must be multiplied by the scale before the call.
+    With a causal mask, q must be multiplied by the scale before the call, unless ``causal_scale`` is "apply".
     """
-    if not causal:
+    known = ("refuse", "ignore", "apply")
+    assert causal_scale in known, f"expected causal_scale to be one of {known}, got {causal_scale}"
+    if not causal or causal_scale == "apply":
         return given_scale(softmax_scale, width)
-    assert softmax_scale is None or softmax_scale == 1.0, (
+    is_default = softmax_scale is None or softmax_scale == 0 or softmax_scale == 1.0
+    if not is_default and causal_scale == "ignore":
+        warn(
+            f"softmax_scale={softmax_scale} is ignored under a causal mask, as by AWS's kernel: "
+            "scores are q k, so multiply q by the scale before the call"
+        )
+        return 1.0
+    assert is_default, (
         f"under a causal mask multiply q by the scale before the call; got {softmax_scale}"
     )
     return 1.0

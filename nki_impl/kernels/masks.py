@@ -6,7 +6,7 @@ that owns the keys. A rank holds s rows. A causal mask requires j <= t + cp_offs
 - contiguous layout: cp_offset = (a - b) * s, so a row sees all keys, the keys up to its own index, or none;
 - striped layout: cp_offset = -1 if a < b, else 0.
 
-Packed documents also require bound_min[t] <= j < bound_max[t], in both passes.
+Bounds (:mod:`bounds`) also require low <= j < high with two numbers that the caller gives.
 
 A mask is data, not a branch of the program, because all ranks run the same program, and only the device knows a and b.
 """
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nki_impl.kernels.tiles import ROWS, Tensor
+from nki_impl.kernels.bounds import Bounds
+from nki_impl.kernels.tiles import ROWS, Tensor, tile_count
 from nki_impl.lang import nisa, nl
 
 HIDDEN = -3.4028234663852886e38
@@ -30,8 +31,7 @@ class Mask(nl.NKIObject):  # type: ignore[name-defined]
 
     causal: bool
     striped: bool
-    bound_min: Tensor
-    bound_max: Tensor
+    bounds: Bounds | None
 
 
 def is_triangle(mask: Mask, step: int) -> bool:
@@ -48,8 +48,9 @@ def row_limits(mask: Mask, rows: int, query_position: Tensor, key_position: Tens
     ``query_position`` and ``key_position`` are [128, 1] tiles with the ring positions of the ranks that own the queries
     and the keys. At step 0 one of the two is None: both owners are the same rank, and the offset is 0.
     """
-    high = nl.ndarray((ROWS, rows // ROWS), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=high, pattern=[[ROWS, rows // ROWS]], offset=1, channel_multiplier=1)
+    tiles = tile_count(rows)
+    high = nl.ndarray((ROWS, tiles), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=high, pattern=[[ROWS, tiles]], offset=1, channel_multiplier=1)
     if query_position is not None and key_position is not None:
         offset = cp_offset(mask, rows, query_position, key_position)
         nisa.tensor_scalar(dst=high, data=high, op0=nl.add, operand0=offset)
@@ -73,18 +74,46 @@ def within_bounds(high: Tensor, bound_max: Tensor) -> Tensor:
     return both
 
 
-def no_lower_bound(rows: int) -> Tensor:
-    """Make ``low`` [128, s / 128] for rows without bounds: all 0."""
-    low = nl.ndarray((ROWS, rows // ROWS), dtype=nl.float32, buffer=nl.sbuf)
+def no_lower_bound(tiles: int) -> Tensor:
+    """Make ``low`` [128, tiles] for rows without bounds: all 0."""
+    low = nl.ndarray((ROWS, tiles), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=low, value=0.0)
     return low
 
 
-def load_bound(bound: Tensor) -> Tensor:
-    """Load one batch entry's bounds [s] from HBM as [128, s / 128] float32: row t at [t % 128, t // 128]."""
-    tile = nl.ndarray((ROWS, bound.shape[0] // ROWS), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=bound.reshape_dim(0, (-1, ROWS)).permute((1, 0)))
-    return tile
+def visible_range(causal_high: Tensor, bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Combine the limit of the causal mask and the bounds into ``low`` and ``high`` [128, tiles].
+
+    ``causal_high`` and both ``bounds`` are None if there is no such mask. Without any mask, low and high are None.
+    """
+    bound_min, bound_max = bounds
+    if bound_min is None and causal_high is None:
+        return None, None
+    if bound_min is None:
+        return no_lower_bound(causal_high.shape[1]), causal_high
+    if causal_high is None:
+        return bound_min, bound_max
+    return bound_min, within_bounds(causal_high, bound_max)
+
+
+def hide_scaled(
+    scores: Tensor,
+    products: Tensor,
+    scale: float,
+    low: Tensor,
+    high: Tensor,
+    first_key: int,
+    top: Tensor,
+) -> None:
+    """Compute scale * products in float32, and write HIDDEN for masked keys; the arguments are as in :func:`hide`.
+
+    The scale is applied before the mask, so that a negative scale cannot change the sign of HIDDEN.
+    """
+    if scale == 1.0:
+        hide(scores, products, low, high, first_key, top)
+    else:
+        nisa.activation(dst=scores, op=nl.copy, data=products, scale=scale)
+        hide(scores, scores, low, high, first_key, top)
 
 
 def hide(

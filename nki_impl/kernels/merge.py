@@ -71,8 +71,8 @@ def finish(held: Partial, o: Tensor) -> None:
     nisa.tensor_scalar(dst=o, data=held.o, op0=nl.multiply, operand0=inverse)
 
 
-def log_sum_exp(l: Tensor, n: Tensor, lse: Tensor) -> None:
-    """Write lse = m + log(l), a natural logarithm; -inf for a row without visible keys.
+def log_sum_exp(l: Tensor, n: Tensor, lse: Tensor, zero_lse: bool = False) -> None:
+    """Write lse = m + log(l), a natural logarithm; -inf for a row without visible keys, or 0 with ``zero_lse``.
 
     All arrays are [128, tiles], with one column for each query tile.
     """
@@ -81,9 +81,13 @@ def log_sum_exp(l: Tensor, n: Tensor, lse: Tensor) -> None:
     log = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=log, op=nl.log, data=least)
     nisa.tensor_tensor(dst=log, data1=log, data2=n, op=nl.subtract)
-    # An empty row has FLOOR - 34.5 here; adding HIDDEN overflows float32 and gives -inf.
     empty = nl.ndarray(l.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=empty, data=l, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=HIDDEN
-    )
-    nisa.tensor_tensor(dst=lse, data1=log, data2=empty, op=nl.add)
+    if zero_lse:
+        nisa.tensor_scalar(dst=empty, data=l, op0=nl.greater, operand0=0.0)
+        nisa.tensor_tensor(dst=lse, data1=log, data2=empty, op=nl.multiply)
+    else:
+        # An empty row has FLOOR - 34.5 here; adding HIDDEN overflows float32 and gives -inf.
+        nisa.tensor_scalar(
+            dst=empty, data=l, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=HIDDEN
+        )
+        nisa.tensor_tensor(dst=lse, data1=log, data2=empty, op=nl.add)

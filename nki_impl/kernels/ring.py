@@ -79,6 +79,13 @@ def wait_for_both_cores(ring: Ring, tensors: Any) -> None:
             nisa.core_barrier(data=tensor, cores=(0, 1))
 
 
+def owner_of(ring: Ring, step: int) -> Any:
+    """Return a register with the rank id of the owner of this step's data; at step 0, that of this rank."""
+    return ncc.collective_permute_implicit_current_processing_rank_id(
+        iteration_id=step, replica_group=ring.group
+    )
+
+
 def position_table(ring: Ring) -> Tensor:
     """Make a table in HBM [ranks, 1] with the ring position of each rank id, in float32.
 
@@ -103,10 +110,9 @@ def position_at(ring: Ring, table: Tensor, step: int) -> Tensor:
 
     At step 0 this is the position of this rank.
     """
-    owner = ncc.collective_permute_implicit_current_processing_rank_id(
-        iteration_id=step, replica_group=ring.group
-    )
     position = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    row = table.ap(pattern=[[0, ROWS], [1, 1]], offset=0, scalar_offset=owner, indirect_dim=0)
+    row = table.ap(
+        pattern=[[0, ROWS], [1, 1]], offset=0, scalar_offset=owner_of(ring, step), indirect_dim=0
+    )
     nisa.dma_copy(dst=position, src=row)
     return position

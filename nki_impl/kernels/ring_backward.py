@@ -1,10 +1,10 @@
 """Ring attention, backward: keys and values stay, and queries travel with their dQ.
 
-An *item* is a key head with the query heads that share it. At step t, rank r holds the queries, dY and row data (lse,
-delta and bounds of each row) of the rank t places earlier in the ring. Rank r adds to its own dK and dV. It also
-computes a contribution to dQ, adds it to the sum of dQ that arrived with the queries, and sends the sum to its
-successor. After W hops the sum is complete and back at the owner of the queries. Queries, dY and row data make W - 1
-hops.
+An *item* is a key head with the query heads that share it. At step t, rank r holds the queries, dY and row data (lse
+and delta of each row) of the rank t places earlier in the ring. Rank r adds to its own dK and dV. It also computes a
+contribution to dQ, adds it to the sum of dQ that arrived with the queries, and sends the sum to its successor. After W
+hops the sum is complete and back at the owner of the queries. Queries, dY and row data make W - 1 hops. Bounds do not
+travel: the ranks exchange them before the first step.
 
 Sources: Liu et al., Ring Attention, https://arxiv.org/abs/2310.01889; the interface is that of
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/library/api/ring-attention-bwd.html
@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from nki_impl.kernels.block_backward import Keys, Queries, block_backward
+from nki_impl.kernels.bounds import backward_bounds, bounds_at
 from nki_impl.kernels.checks import (
+    check_bounds,
     check_groups,
-    check_masks,
     check_sizes,
     check_tensors,
     given_scale,
 )
-from nki_impl.kernels.masks import Mask, is_triangle, no_lower_bound, row_limits, within_bounds
+from nki_impl.kernels.masks import Mask, is_triangle, row_limits, visible_range
 from nki_impl.kernels.ring import (
     Pair,
     Ring,
@@ -35,8 +36,17 @@ from nki_impl.kernels.ring import (
     travelling_pair,
     wait_for_both_cores,
 )
-from nki_impl.kernels.row_data import fill_bounds, fill_planes, load_plane, plane_count
-from nki_impl.kernels.tiles import ROWS, STRETCH, DType, Tensor, columns_to_rows, load_columns
+from nki_impl.kernels.row_data import fill_planes, load_plane
+from nki_impl.kernels.tiles import (
+    ROWS,
+    STRETCH,
+    DType,
+    Tensor,
+    columns_to_rows,
+    load_columns,
+    tile_count,
+    zero_padding,
+)
 from nki_impl.lang import ncc, nisa, nki, nl
 
 Item = tuple[int, int]
@@ -47,7 +57,7 @@ Item = tuple[int, int]
 class Travellers(nl.NKIObject):  # type: ignore[name-defined]
     """The travelling buffers, two of each kind; their first dimension has one part for each core of the rank.
 
-    ``q``, ``dy`` [cores, group, D, S]. ``planes`` [cores, planes, 128, S / 128]: the row data
+    ``q``, ``dy`` [cores, group, D, S]. ``planes`` [cores, planes, 128, tiles]: the row data
     (:mod:`nki_impl.kernels.row_data`). ``dq`` [cores, group, D, S] float32: the sum that travels. ``dq_block``, of the
     same shape: the contribution of one step. It has two buffers so that a step can be computed while the contribution
     of the previous step is being sent.
@@ -88,8 +98,8 @@ class Backward(nl.NKIObject):  # type: ignore[name-defined]
 class Block(nl.NKIObject):  # type: ignore[name-defined]
     """The data of an item at one step, in HBM: q, dy [group, D, S], row data, and a buffer for dq.
 
-    ``high`` [128, S / 128] on chip: one past the last key that the causal mask shows to each row; None without a mask.
-    ``is_triangle``: no row attends to a key with a larger index than its own.
+    ``ranges``: for each query head the range of visible keys of each row, low <= j < high, as two tiles [128, tiles] on
+    chip; without a mask, both are None. ``is_triangle``: no row attends to a key with a larger index than its own.
     """
 
     step: int
@@ -97,7 +107,7 @@ class Block(nl.NKIObject):  # type: ignore[name-defined]
     dy: Tensor
     planes: Tensor
     dq: Tensor
-    high: Tensor
+    ranges: Any
     is_triangle: bool
 
 
@@ -122,16 +132,17 @@ def ring_attention_spmd_bwd(
     """Compute dq [B, N, D, S] and dk, dv [B, Nkv, D, S], all in float32.
 
     ``q_ref``, ``o_ref``, ``dy_ref``   [B, N, D, S]: q and o of the forward pass, transposed, and dL/do;
-                        bfloat16, float16 or float32; D <= 128, S divisible by 128
-    ``k_ref``, ``v_ref``  [B, Nkv, D, S]; Nkv divides N, query head i uses key head i // (N / Nkv)
-    ``lse_ref``         [B, N, 128, S // 128], natural, row t at [t % 128, t // 128], any float dtype;
-                        a row with lse = -inf contributes to no gradient
+                        bfloat16, float16 or float32; D <= 128
+    ``k_ref``, ``v_ref``  [B, Nkv, D, S]; Nkv divides N, query head i uses key head i // (N / Nkv). Without a causal
+                        mask, S can be another length than that of q
+    ``lse_ref``         [B, N, 128, ceil(S / 128)], natural, row t at [t % 128, t // 128], any float dtype;
+                        the padding is not read; a row with lse = -inf contributes to no gradient
     ``mixed_precision`` False: lse, dy_o_sum and its products, and the accumulators of dk and dv
                         are rounded to q's dtype
     ``softmax_scale``   None or 0: 1/sqrt(D), also with a causal mask. After a causal forward pass, pass 1.0 and
                         the scaled q; dq is then the gradient with respect to the scaled q
     ``lnc_size``        physical cores per rank; must be the number with which the kernel is launched
-    ``bound_min``, ``bound_max``   [B, S], as in the forward kernel
+    ``bound_min``, ``bound_max``   as in the forward kernel; each rank passes the bounds of its own rows
 
     ``use_causal_mask``, ``num_workers`` and ``replica_groups`` are as in the forward kernel; ``striped_attention`` is
     ``striped_input`` of the forward kernel. Invalid arguments raise AssertionError.
@@ -148,17 +159,18 @@ def ring_attention_spmd_bwd(
     (0.0, 0.0, 1.0)
     """
     b, h, d, s = q_ref.shape
-    hkv = k_ref.shape[1]
+    hkv, s_k = k_ref.shape[1], k_ref.shape[3]
     check_groups(replica_groups, num_workers)
     check_tensors((q_ref, o_ref, dy_ref), (b, h, d, s), q_ref.dtype)
-    check_tensors((k_ref, v_ref), (b, hkv, d, s), q_ref.dtype)
-    check_sizes(h, hkv, s, d, num_workers)
-    check_masks(use_causal_mask, striped_attention, bound_min, bound_max, (b, s))
-    assert tuple(lse_ref.shape) == (b, h, ROWS, s // ROWS), f"unexpected lse_ref {lse_ref.shape}"
+    check_tensors((k_ref, v_ref), (b, hkv, d, s_k), q_ref.dtype)
+    check_sizes((h, hkv), (s, s_k), d, num_workers, use_causal_mask)
+    check_bounds(use_causal_mask, striped_attention, bound_min, bound_max, (num_workers, b, h, s))
+    tiles = (b, h, ROWS, tile_count(s))
+    assert tuple(lse_ref.shape) == tiles, f"expected lse_ref {tiles}, got {lse_ref.shape}"
     ring = open_ring(replica_groups, num_workers)
     assert lnc_size == ring.cores, f"lnc_size {lnc_size} in a launch on {ring.cores} cores"
 
-    mask = Mask(use_causal_mask, striped_attention, bound_min, bound_max)
+    bounds = backward_bounds(ring, bound_min, bound_max)
     backward = Backward(
         ring=ring,
         q=q_ref,
@@ -167,16 +179,16 @@ def ring_attention_spmd_bwd(
         o=o_ref,
         dy=dy_ref,
         lse=lse_ref,
-        mask=mask,
+        mask=Mask(use_causal_mask, striped_attention, bounds),
         scale=given_scale(softmax_scale, d),
         group=h // hkv,
         narrow=nl.float32 if mixed_precision else q_ref.dtype,
-        travellers=make_travellers(ring, mask, h // hkv, q_ref),
+        travellers=make_travellers(ring, h // hkv, q_ref),
         positions=position_table(ring) if use_causal_mask and num_workers > 1 else None,
     )
     dq = nl.ndarray((b, h, d, s), dtype=nl.float32, buffer=nl.shared_hbm)
-    dk = nl.ndarray((b, hkv, d, s), dtype=nl.float32, buffer=nl.shared_hbm)
-    dv = nl.ndarray((b, hkv, d, s), dtype=nl.float32, buffer=nl.shared_hbm)
+    dk = nl.ndarray((b, hkv, d, s_k), dtype=nl.float32, buffer=nl.shared_hbm)
+    dv = nl.ndarray((b, hkv, d, s_k), dtype=nl.float32, buffer=nl.shared_hbm)
     for first in range(0, b * hkv, ring.cores):
         if first + ring.core < b * hkv:
             i, head = (first + ring.core) // hkv, (first + ring.core) % hkv
@@ -184,16 +196,16 @@ def ring_attention_spmd_bwd(
             one_item(backward, (i, head), dq_heads, dk[i, head], dv[i, head])
         else:
             # Both cores must issue every collective: a core without an item repeats the first and drops its results.
-            spare = nl.ndarray((2, d, s), dtype=nl.float32, buffer=nl.private_hbm)
+            spare = nl.ndarray((2, d, s_k), dtype=nl.float32, buffer=nl.private_hbm)
             one_item(backward, (0, 0), None, spare[0], spare[1])
     return dq, dk, dv
 
 
-def make_travellers(ring: Ring, mask: Mask, group: int, q: Tensor) -> Travellers:
+def make_travellers(ring: Ring, group: int, q: Tensor) -> Travellers:
     """Allocate the travelling buffers for one item on each core."""
     _, _, d, s = q.shape
     rows = (ring.cores, group, d, s)
-    planes = (ring.cores, plane_count(group, mask), ROWS, s // ROWS)
+    planes = (ring.cores, 2 * group, ROWS, tile_count(s))
     return Travellers(
         travelling_pair(ring, rows, q.dtype, "ring_queries"),
         travelling_pair(ring, rows, q.dtype, "ring_dy"),
@@ -220,7 +232,7 @@ def one_item(backward: Backward, item: Item, dq: Tensor, dk: Tensor, dv: Tensor)
             pass_on(ring, travellers.planes, step)
         if backward.positions is not None and step > 0:
             owner = position_at(ring, backward.positions, step)
-        go_over_keys(backward, at_hand(backward, step, owner, mine), item, dk, dv)
+        go_over_keys(backward, at_hand(backward, step, item, owner, mine), item, dk, dv)
         if ring.workers > 1:
             pass_dq_on(backward, step)
     if dq is not None:
@@ -238,30 +250,40 @@ def fill(backward: Backward, item: Item) -> None:
     nisa.dma_copy(dst=dy[core], src=backward.dy[i, first:end])
     o, lse, narrow = backward.o[i, first:end], backward.lse[i, first:end], backward.narrow
     fill_planes(planes[core], o, backward.dy[i, first:end], lse, narrow)
-    if backward.mask.bound_min is not None:
-        bounds = planes[core, 2 * group :]
-        fill_bounds(bounds, backward.mask.bound_min[i], backward.mask.bound_max[i])
     wait_for_both_cores(backward.ring, (q, dy, planes))
 
 
-def at_hand(backward: Backward, step: int, owner: Tensor, mine: Tensor) -> Block:
+def at_hand(backward: Backward, step: int, item: Item, owner: Tensor, mine: Tensor) -> Block:
     """Return the data that this rank holds at step ``step``.
 
     ``owner`` is the ring position of the rank that owns the queries, and ``mine`` that of this rank.
     """
     core, travellers = backward.ring.core, backward.travellers
-    high = None
-    if backward.mask.causal:
-        high = row_limits(backward.mask, backward.q.shape[3], owner, mine)
     return Block(
         step=step,
         q=held(travellers.q, step)[core],
         dy=held(travellers.dy, step)[core],
         planes=held(travellers.planes, step)[core],
         dq=held(travellers.dq_block, step)[core],
-        high=high,
+        ranges=visible_ranges(backward, step, item, owner, mine),
         is_triangle=is_triangle(backward.mask, step),
     )
+
+
+def visible_ranges(backward: Backward, step: int, item: Item, owner: Tensor, mine: Tensor) -> Any:
+    """Compute the range of visible keys, (low, high), of each query head of an item; both are None without a mask."""
+    mask, (i, key_head), high = backward.mask, item, None
+    if mask.causal:
+        high = row_limits(mask, backward.q.shape[3], owner, mine)
+    ranges = []
+    for g in range(backward.group):
+        if g == 0 or (mask.bounds is not None and mask.bounds.per_head):
+            head, heads = key_head * backward.group + g, backward.q.shape[1]
+            bounds = bounds_at(backward.ring, mask.bounds, step, i, head, heads)
+            ranges.append(visible_range(high, bounds))
+        else:
+            ranges.append(ranges[0])
+    return tuple(ranges)
 
 
 def pass_dq_on(backward: Backward, step: int) -> None:
@@ -290,22 +312,24 @@ def pass_dq_on(backward: Backward, step: int) -> None:
 def go_over_keys(backward: Backward, block: Block, item: Item, dk: Tensor, dv: Tensor) -> None:
     """Compute one step: all queries in ``block`` against this rank's keys, stretch by stretch."""
     i, head = item
-    length, narrow, is_begun = backward.k.shape[3], backward.narrow, block.step > 0
+    rows, length = backward.q.shape[3], backward.k.shape[3]
+    narrow, is_begun = backward.narrow, block.step > 0
     for start in range(0, length, STRETCH):
         stop = min(start + STRETCH, length)
+        n = stop - start
         k = load_columns(backward.k[i, head], start, stop)
         v = load_columns(backward.v[i, head], start, stop)
-        dk_tile = load_sum(dk, start, stop, narrow, is_begun)
-        dv_tile = load_sum(dv, start, stop, narrow, is_begun)
-        keys = Keys(start, k, columns_to_rows(k), v, dk_tile, dv_tile)
+        dk_sum = load_sum(dk, start, stop, narrow, is_begun)
+        dv_sum = load_sum(dv, start, stop, narrow, is_begun)
+        keys = Keys(start, k[:, :n], columns_to_rows(k), v[:, :n], dk_sum[:, :n], dv_sum[:, :n])
         for g in range(backward.group):
-            for first in range(0, length, STRETCH):
-                end = min(first + STRETCH, length)
+            for first in range(0, rows, STRETCH):
+                end = min(first + STRETCH, rows)
                 # Otherwise entirely above the diagonal: all keys are masked, and dq has been initialised.
                 if not block.is_triangle or start < end:
                     one_stretch(backward, block, keys, g, first, end)
-        nisa.dma_copy(dst=dk[:, start:stop], src=dk_tile)
-        nisa.dma_copy(dst=dv[:, start:stop], src=dv_tile)
+        nisa.dma_copy(dst=dk[:, start:stop], src=keys.dk)
+        nisa.dma_copy(dst=dv[:, start:stop], src=keys.dv)
 
 
 def one_stretch(backward: Backward, block: Block, keys: Keys, g: int, first: int, end: int) -> None:
@@ -317,31 +341,27 @@ def one_stretch(backward: Backward, block: Block, keys: Keys, g: int, first: int
     dy = load_columns(block.dy[g], first, end)
     bias = load_plane(block.planes, 2 * g, first, end)
     delta = load_plane(block.planes, 2 * g + 1, first, end)
-    low, high = limits(backward, block, first, end)
+    low, high = block.ranges[g]
+    if high is not None:
+        low = low[:, first // ROWS : tile_count(end)]
+        high = high[:, first // ROWS : tile_count(end)]
     dq = load_sum(block.dq[g], first, end, nl.float32, keys.first > 0)
     rows = (columns_to_rows(q), columns_to_rows(dy))
     queries = Queries(first, q, rows[0], dy, rows[1], bias, delta, low, high, dq)
     block_backward(queries, keys, backward.scale, block.is_triangle)
-    nisa.dma_copy(dst=block.dq[g, :, first:end], src=dq)
-
-
-def limits(backward: Backward, block: Block, first: int, end: int) -> tuple[Tensor, Tensor]:
-    """Load the ranges of visible keys, low and high [128, n / 128], of rows first..end-1; None without a mask."""
-    if block.high is None:
-        return None, None
-    high = block.high[:, first // ROWS : end // ROWS]
-    if backward.mask.bound_min is None:
-        return no_lower_bound(end - first), high
-    low = load_plane(block.planes, 2 * backward.group, first, end)
-    bound_max = load_plane(block.planes, 2 * backward.group + 1, first, end)
-    return low, within_bounds(high, bound_max)
+    nisa.dma_copy(dst=block.dq[g, :, first:end], src=dq[:, : end - first])
 
 
 def load_sum(head: Tensor, start: int, stop: int, dtype: DType, is_begun: bool) -> Tensor:
-    """Load columns start..stop-1 of an accumulator [D, S] in HBM; return zeros unless a step has begun it."""
-    total = nl.ndarray((head.shape[0], stop - start), dtype=dtype, buffer=nl.sbuf)
+    """Load columns start..stop-1 of an accumulator [D, S] in HBM; return zeros unless a step has begun it.
+
+    The tile is padded with zeros to whole tiles.
+    """
+    length = stop - start
+    total = nl.ndarray((head.shape[0], tile_count(length) * ROWS), dtype=dtype, buffer=nl.sbuf)
     if is_begun:
-        nisa.dma_copy(dst=total, src=head[:, start:stop])
+        zero_padding(total, length)
+        nisa.dma_copy(dst=total[:, :length], src=head[:, start:stop])
     else:
         nisa.memset(dst=total, value=0.0)
     return total

@@ -15,22 +15,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from nki_impl.kernels.block_forward import block_forward
+from nki_impl.kernels.bounds import bounds_at, forward_bounds
 from nki_impl.kernels.checks import (
+    check_bounds,
     check_groups,
-    check_masks,
     check_sizes,
     check_tensors,
     forward_scale,
 )
-from nki_impl.kernels.masks import (
-    Mask,
-    is_triangle,
-    load_bound,
-    no_lower_bound,
-    row_limits,
-    within_bounds,
+from nki_impl.kernels.masks import Mask, is_triangle, row_limits, visible_range
+from nki_impl.kernels.merge import Partial, merge, take
+from nki_impl.kernels.query_rows import (
+    Forward,
+    Rows,
+    deal_rows,
+    load_queries,
+    load_state,
+    store_results,
+    store_state,
+    tile_of,
 )
-from nki_impl.kernels.merge import Partial, finish, log_sum_exp, merge, take
 from nki_impl.kernels.ring import (
     Pair,
     Ring,
@@ -49,48 +53,17 @@ from nki_impl.kernels.tiles import (
     Tensor,
     load_columns,
     load_rows,
-    rows_by_partition,
     rows_to_columns,
+    tile_count,
 )
 from nki_impl.lang import nisa, nki, nl
-
-
-@dataclass
-class Forward(nl.NKIObject):  # type: ignore[name-defined]
-    """The constants of a forward pass: inputs, outputs, and the buffers that hold the running softmax of every row.
-
-    ``group`` is the number of query heads that share a key head. The running softmax is
-    ``o_held`` [b, h, 128, s / 128, D], ``l_held`` and ``n_held`` [b, h, 128, s / 128], float32 in HBM (:mod:`merge`).
-    """
-
-    q: Tensor
-    q_is_rows: bool
-    o: Tensor
-    lse: Tensor
-    o_held: Tensor
-    l_held: Tensor
-    n_held: Tensor
-    mask: Mask
-    scale: float
-    group: int
-    workers: int
-
-
-@dataclass
-class Rows(nl.NKIObject):  # type: ignore[name-defined]
-    """Query rows first..end-1 of head ``head`` of batch entry ``i``."""
-
-    i: int
-    head: int
-    first: int
-    end: int
 
 
 @dataclass
 class Block(nl.NKIObject):  # type: ignore[name-defined]
     """The data of one key head at one step: k [D, s] and v [s, D] in HBM, and the range of visible keys of each row.
 
-    ``low``, ``high`` [128, s / 128] on chip: a row sees the keys low <= j < high; both are None without a mask.
+    ``low``, ``high`` [128, tiles] on chip: a row sees the keys low <= j < high; both are None without a mask.
     ``is_triangle``: no row attends to a key with a larger index than its own, so tiles above the diagonal are left out.
     """
 
@@ -118,22 +91,35 @@ def ring_attention_spmd_fwd(
     tp_k: bool = False,
     bound_min: Tensor = None,
     bound_max: Tensor = None,
+    zero_lse: bool = False,
+    causal_scale: str = "refuse",
 ) -> Any:
-    """Compute o [b, h, s, d] in q's dtype; with ``training`` also lse [b, h, 128, s // 128].
+    """Compute o [b, h, s, d] in q's dtype; with ``training`` also lse [b, h, 128, ceil(s / 128)].
 
     ``q``               [b, h, s, d] with tp_q, else [b, h, d, s]; bfloat16, float16 or float32;
-                        d <= 128, and s, the length on this rank, divisible by 128
+                        d <= 128; s, the length on this rank, is the same on all ranks
     ``k``               [b, hkv, s, d] with tp_k, else [b, hkv, d, s]; hkv divides h, and query head
-                        i uses key head i // (h / hkv)
+                        i uses key head i // (h / hkv). Without a causal mask, k and v can have
+                        another length than q
     ``v``               [b, hkv, s, d]
     ``replica_groups``  disjoint tuples of num_workers rank ids; each tuple is a ring. None: one ring of all ranks
-    ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` pass None or 1.0; q must be scaled already
+    ``softmax_scale``   None or 0: 1/sqrt(d). With ``use_causal_mask`` see ``causal_scale``
     ``striped_input``   True: ring position r holds tokens t * W + r, which requires a causal mask. False: r * s + t
-    ``lse_dtype``       the dtype of lse, which is natural, with row t at [t % 128, t // 128]
-    ``bound_min``, ``bound_max``   [b, s] float32 or int32: of the keys of every rank, row t may attend only to
-                        local indices bound_min[t] <= j < bound_max[t]; requires a causal mask and striped input
+    ``lse_dtype``       the dtype of lse, which is natural, with row t at [t % 128, t // 128], and 0 in the padding
+    ``bound_min``, ``bound_max``   float32 or int32, for each row t a range of local key indices,
+                        bound_min <= j < bound_max, as [b, s] or [b * h, s, 1] if it holds for the keys of every rank;
+                        this requires a causal mask and striped input. [num_workers, b, s, 1]: a range for the keys of
+                        each ring position, in any layout, with or without a causal mask (:mod:`bounds`)
 
-    A row without visible keys has o = 0 and lse = -inf. Invalid arguments raise AssertionError.
+    AWS's kernel does not have these arguments:
+
+    ``zero_lse``        True: lse of a row without visible keys is 0, as in AWS's kernel. False: it is -inf
+    ``causal_scale``    what a ``softmax_scale`` other than None, 0 and 1.0 means with ``use_causal_mask``. "refuse": an
+                        error, because q must be multiplied by the scale before the call. "ignore": nothing, with a
+                        warning; AWS's kernel ignores it silently. "apply": scores are multiplied by the scale, as
+                        without a causal mask; then None means 1/sqrt(d)
+
+    A row without visible keys has o = 0. Invalid arguments raise AssertionError.
 
     >>> import numpy as np
     >>> from nki_impl.sim.machine.launch import run_ranks
@@ -144,16 +130,17 @@ def ring_attention_spmd_fwd(
     ((1, 1, 128, 64), (1, 1, 128, 1), 1.0, 256)
     """
     b, h, s, d = q.shape if tp_q else (q.shape[0], q.shape[1], q.shape[3], q.shape[2])
-    hkv = v.shape[1]
+    hkv, s_k = v.shape[1], v.shape[2]
     check_groups(replica_groups, num_workers)
-    check_tensors((k,), (b, hkv, s, d) if tp_k else (b, hkv, d, s), q.dtype)
-    check_tensors((v,), (b, hkv, s, d), q.dtype)
-    check_sizes(h, hkv, s, d, num_workers)
-    check_masks(use_causal_mask, striped_input, bound_min, bound_max, (b, s))
+    check_tensors((k,), (b, hkv, s_k, d) if tp_k else (b, hkv, d, s_k), q.dtype)
+    check_tensors((v,), (b, hkv, s_k, d), q.dtype)
+    check_sizes((h, hkv), (s, s_k), d, num_workers, use_causal_mask)
+    sizes = (num_workers, b, h, s)
+    check_bounds(use_causal_mask, striped_input, bound_min, bound_max, sizes)
     ring = open_ring(replica_groups, num_workers)
 
     o = nl.ndarray((b, h, s, d), dtype=q.dtype, buffer=nl.shared_hbm)
-    tiles = (b, h, ROWS, s // ROWS)
+    tiles = (b, h, ROWS, tile_count(s))
     lse = None
     if training:
         lse = nl.ndarray(tiles, dtype=lse_dtype, buffer=nl.shared_hbm)
@@ -165,13 +152,14 @@ def ring_attention_spmd_fwd(
         o_held=nl.ndarray(tiles + (d,), dtype=nl.float32, buffer=nl.private_hbm),
         l_held=nl.ndarray(tiles, dtype=nl.float32, buffer=nl.private_hbm),
         n_held=nl.ndarray(tiles, dtype=nl.float32, buffer=nl.private_hbm),
-        mask=Mask(use_causal_mask, striped_input, bound_min, bound_max),
-        scale=forward_scale(softmax_scale, use_causal_mask, d),
+        mask=Mask(use_causal_mask, striped_input, forward_bounds(ring, bound_min, bound_max)),
+        scale=forward_scale(softmax_scale, use_causal_mask, causal_scale, d),
         group=h // hkv,
         workers=num_workers,
+        zero_lse=zero_lse,
     )
-    keys = travelling_pair(ring, (b, hkv, d, s), k.dtype, "ring_keys")
-    values = travelling_pair(ring, (b, hkv, s, d), v.dtype, "ring_values")
+    keys = travelling_pair(ring, (b, hkv, d, s_k), k.dtype, "ring_keys")
+    values = travelling_pair(ring, (b, hkv, s_k, d), v.dtype, "ring_values")
     fill(ring, k, v, tp_k, held(keys, 0), held(values, 0))
     go_round(ring, forward, keys, values, deal_rows(ring, b, h, s))
     if training:
@@ -189,27 +177,10 @@ def fill(ring: Ring, k: Tensor, v: Tensor, k_is_rows: bool, keys: Tensor, values
             for start in range(0, s, STRETCH):
                 stop = min(start + STRETCH, s)
                 columns = rows_to_columns(load_rows(k[i, j], start, stop))
-                nisa.dma_copy(dst=keys[i, j, :, start:stop], src=columns)
+                nisa.dma_copy(dst=keys[i, j, :, start:stop], src=columns[:, : stop - start])
         else:
             nisa.dma_copy(dst=keys[i, j], src=k[i, j])
     wait_for_both_cores(ring, (keys, values))
-
-
-def deal_rows(ring: Ring, b: int, h: int, s: int) -> Any:
-    """Return the rows that this core computes: whole heads, and half of the last head if the number of heads is odd.
-
-    The cores can split a head, because no result of the forward pass is an operand of a collective.
-    """
-    shares = []
-    whole = b * h - b * h % ring.cores
-    for item in range(ring.core, whole, ring.cores):
-        shares.append(Rows(item // h, item % h, 0, s))
-    for item in range(whole, b * h):
-        middle = (s // ROWS + 1) // 2 * ROWS
-        first, end = ((0, middle), (middle, s))[ring.core]
-        if first < end:
-            shares.append(Rows(item // h, item % h, first, end))
-    return tuple(shares)
 
 
 def go_round(ring: Ring, forward: Forward, keys: Pair, values: Pair, shares: Any) -> None:
@@ -226,7 +197,7 @@ def go_round(ring: Ring, forward: Forward, keys: Pair, values: Pair, shares: Any
             owner = position_at(ring, table, step)
         for share in shares:
             i, key_head = share.i, share.head // forward.group
-            low, high = limits(forward, i, mine, owner)
+            low, high = limits(ring, forward, step, share, mine, owner)
             k, v = held(keys, step)[i, key_head], held(values, step)[i, key_head]
             block = Block(step, k, v, low, high, is_triangle(forward.mask, step))
             for first in range(share.first, share.end, STRETCH):
@@ -234,18 +205,17 @@ def go_round(ring: Ring, forward: Forward, keys: Pair, values: Pair, shares: Any
                 attend(forward, Rows(i, share.head, first, end), block)
 
 
-def limits(forward: Forward, i: int, mine: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the range of visible keys, ``low`` and ``high`` [128, s / 128], of batch entry ``i`` at one step.
+def limits(
+    ring: Ring, forward: Forward, step: int, share: Rows, mine: Tensor, owner: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the range of visible keys, ``low`` and ``high`` [128, tiles], of a query head at one step.
 
     Both are None without a mask.
     """
-    mask, length = forward.mask, forward.o.shape[2]
-    if not mask.causal:
-        return None, None
-    high = row_limits(mask, length, mine, owner)
-    if mask.bound_min is None:
-        return no_lower_bound(length), high
-    return load_bound(mask.bound_min[i]), within_bounds(high, load_bound(mask.bound_max[i]))
+    mask, heads, high = forward.mask, forward.o.shape[1], None
+    if mask.causal:
+        high = row_limits(mask, forward.o.shape[2], mine, owner)
+    return visible_range(high, bounds_at(ring, mask.bounds, step, share.i, share.head, heads))
 
 
 def attend(forward: Forward, rows: Rows, block: Block) -> None:
@@ -273,7 +243,7 @@ def attend_stretch(
 ) -> None:
     """Compute attention of all query tiles in ``rows`` to keys start..stop-1, and merge each result into ``state``."""
     k, v = load_columns(block.k, start, stop), load_rows(block.v, start, stop)
-    for t in range((rows.end - rows.first) // ROWS):
+    for t in range(tile_count(rows.end - rows.first)):
         row = rows.first + t * ROWS
         seen = stop - start
         if block.is_triangle:
@@ -287,7 +257,7 @@ def attend_stretch(
             part = block_forward(
                 q[:, t * ROWS : (t + 1) * ROWS],
                 k[:, :seen],
-                v[:, : seen // ROWS, :],
+                v[:, : tile_count(seen), :],
                 low,
                 high,
                 start,
@@ -298,56 +268,3 @@ def attend_stretch(
                 take(running, part)
             else:
                 merge(running, part)
-
-
-def tile_of(state: Partial, t: int) -> Partial:
-    """Return the state of query tile ``t`` as a view."""
-    return Partial(state.o[:, t, :], state.l[:, t : t + 1], state.n[:, t : t + 1])
-
-
-def load_queries(forward: Forward, rows: Rows) -> Tensor:
-    """Load the queries ``rows`` as columns [D, n]."""
-    head = forward.q[rows.i, rows.head]
-    if forward.q_is_rows:
-        return rows_to_columns(load_rows(head, rows.first, rows.end))
-    return load_columns(head, rows.first, rows.end)
-
-
-def load_state(forward: Forward, rows: Rows, step: int) -> Partial:
-    """Load the running softmax: o [128, n / 128, D], l and n [128, n / 128].
-
-    At step 0, allocate the tiles without loading anything.
-    """
-    a, z = rows.first // ROWS, rows.end // ROWS
-    state = Partial(
-        nl.ndarray((ROWS, z - a, forward.o.shape[3]), dtype=nl.float32, buffer=nl.sbuf),
-        nl.ndarray((ROWS, z - a), dtype=nl.float32, buffer=nl.sbuf),
-        nl.ndarray((ROWS, z - a), dtype=nl.float32, buffer=nl.sbuf),
-    )
-    if step > 0:
-        nisa.dma_copy(dst=state.o, src=forward.o_held[rows.i, rows.head, :, a:z, :])
-        nisa.dma_copy(dst=state.l, src=forward.l_held[rows.i, rows.head, :, a:z])
-        nisa.dma_copy(dst=state.n, src=forward.n_held[rows.i, rows.head, :, a:z])
-    return state
-
-
-def store_state(forward: Forward, rows: Rows, state: Partial) -> None:
-    """Store the running softmax in HBM until the next step."""
-    a, z = rows.first // ROWS, rows.end // ROWS
-    nisa.dma_copy(dst=forward.o_held[rows.i, rows.head, :, a:z, :], src=state.o)
-    nisa.dma_copy(dst=forward.l_held[rows.i, rows.head, :, a:z], src=state.l)
-    nisa.dma_copy(dst=forward.n_held[rows.i, rows.head, :, a:z], src=state.n)
-
-
-def store_results(forward: Forward, rows: Rows, state: Partial) -> None:
-    """Normalise once, after all W blocks, and write o and lse."""
-    o = nl.ndarray(state.o.shape, dtype=forward.o.dtype, buffer=nl.sbuf)
-    for t in range(state.o.shape[1]):
-        finish(tile_of(state, t), o[:, t, :])
-    out = rows_by_partition(forward.o[rows.i, rows.head], rows.first, rows.end)
-    nisa.dma_copy(dst=out, src=o)
-    if forward.lse is not None:
-        lse = nl.ndarray(state.l.shape, dtype=forward.lse.dtype, buffer=nl.sbuf)
-        log_sum_exp(state.l, state.n, lse)
-        a, z = rows.first // ROWS, rows.end // ROWS
-        nisa.dma_copy(dst=forward.lse[rows.i, rows.head, :, a:z], src=lse)

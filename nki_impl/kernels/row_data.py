@@ -1,48 +1,41 @@
 """Row data: numbers for each query row that the backward pass needs and that travel with the queries.
 
-They are stored as *planes*, [128, s / 128] in float32, with row t at [t % 128, t // 128]; s is the number of rows of a
-rank. An *item* is a key head with the query heads that share it. It has two planes for each query head: ``bias`` (-lse)
-and ``delta`` (dy_o_sum). With packed documents it has two more planes: ``bound_min`` and ``bound_max``.
+They are stored as *planes*, [128, tiles] in float32, with row t at [t % 128, t // 128]. An *item* is a key head with the
+query heads that share it. It has two planes for each query head: ``bias`` (-lse) and ``delta`` (dy_o_sum).
 """
 
 from __future__ import annotations
 
-from nki_impl.kernels.masks import FLOOR, HIDDEN, Mask, load_bound
-from nki_impl.kernels.tiles import ROWS, STRETCH, DType, Tensor, load_columns
+from nki_impl.kernels.masks import FLOOR, HIDDEN
+from nki_impl.kernels.tiles import (
+    ROWS,
+    STRETCH,
+    DType,
+    Tensor,
+    load_columns,
+    load_numbers,
+    tile_count,
+)
 from nki_impl.lang import nisa, nl
 
 
-def plane_count(group: int, mask: Mask) -> int:
-    """Return the number of planes of an item with ``group`` query heads."""
-    if mask.bound_min is None:
-        return 2 * group
-    return 2 * group + 2
-
-
 def fill_planes(planes: Tensor, o: Tensor, dy: Tensor, lse: Tensor, narrow: DType) -> None:
-    """Compute and write bias and delta of each query head, from o, dy [group, D, s] and lse [group, 128, s / 128].
+    """Compute and write bias and delta of each query head, from o, dy [group, D, s] and lse [group, 128, tiles].
 
     ``narrow`` is the dtype to which bias, delta and the products dy * o are rounded.
     """
     length = o.shape[2]
     for g in range(o.shape[0]):
-        nisa.dma_copy(dst=planes[2 * g], src=bias_of(lse[g], narrow))
+        nisa.dma_copy(dst=planes[2 * g], src=bias_of(lse[g], length, narrow))
         for start in range(0, length, STRETCH):
             stop = min(start + STRETCH, length)
-            part = planes[2 * g + 1, :, start // ROWS : stop // ROWS]
+            part = planes[2 * g + 1, :, start // ROWS : tile_count(stop)]
             nisa.dma_copy(dst=part, src=delta_of(o[g], dy[g], start, stop, narrow))
 
 
-def fill_bounds(planes: Tensor, bound_min: Tensor, bound_max: Tensor) -> None:
-    """Write the planes of ``bound_min`` and ``bound_max`` [s] of one batch entry."""
-    nisa.dma_copy(dst=planes[0], src=load_bound(bound_min))
-    nisa.dma_copy(dst=planes[1], src=load_bound(bound_max))
-
-
-def bias_of(lse: Tensor, narrow: DType) -> Tensor:
-    """Compute -lse [128, s / 128]. Where lse is -inf, return a value for which exp(score + bias) is always 0."""
-    tile = nl.ndarray(lse.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=lse)
+def bias_of(lse: Tensor, length: int, narrow: DType) -> Tensor:
+    """Compute -lse [128, tiles] of ``length`` rows; 0 in the padding, whatever lse has there. Where lse is -inf, return a value for which exp(score + bias) is always 0."""
+    tile = load_numbers(lse, length)
     # For an empty row, bias = HIDDEN - FLOOR = FLOOR: so low that exp(s + FLOOR) is 0 for every s.
     empty = nl.ndarray(lse.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -55,7 +48,7 @@ def bias_of(lse: Tensor, narrow: DType) -> Tensor:
 
 
 def delta_of(o: Tensor, dy: Tensor, start: int, stop: int, narrow: DType) -> Tensor:
-    """Compute dy_o_sum of rows start..stop-1, as [128, n / 128].
+    """Compute dy_o_sum of rows start..stop-1, as [128, tiles].
 
     It is the sum over D of dy * o, computed by a matrix product with ones.
     """
@@ -79,7 +72,7 @@ def delta_of(o: Tensor, dy: Tensor, start: int, stop: int, narrow: DType) -> Ten
 
 
 def load_plane(planes: Tensor, index: int, start: int, stop: int) -> Tensor:
-    """Load rows start..stop-1 of one plane, [128, n / 128]."""
-    tile = nl.ndarray((ROWS, (stop - start) // ROWS), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=planes[index, :, start // ROWS : stop // ROWS])
+    """Load rows start..stop-1 of one plane, [128, tiles]."""
+    tile = nl.ndarray((ROWS, tile_count(stop - start)), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=planes[index, :, start // ROWS : tile_count(stop)])
     return tile

@@ -24,14 +24,29 @@ MASKS: dict[str, dict[str, bool]] = {
     "causal": {"causal": True},
     "striped": {"causal": True, "striped": True},
     "bounds": {"causal": True, "striped": True, "packed": True},
+    "zigzag": {"causal": True, "zigzag": True},
+    "documents, full": {"documents": True},
+    "documents, causal": {"causal": True, "documents": True},
+    "documents, striped": {"causal": True, "striped": True, "documents": True},
+    "documents, zigzag": {"causal": True, "zigzag": True, "documents": True},
 }
 FACTORS: dict[str, list[Any]] = {
     "workers": [1, 2, 3, 4, 8],
     "mask": list(MASKS),
     "lnc": [1, 2],
     # Batch, query heads, query heads that share a key head.
-    "heads": [[1, 1, 1], [1, 2, 1], [2, 1, 1], [1, 3, 1], [3, 1, 1], [1, 2, 2], [1, 3, 3]],
-    "length": [128, 256, 384, 640, 1024],
+    "heads": [
+        [1, 1, 1],
+        [1, 2, 1],
+        [2, 1, 1],
+        [1, 3, 1],
+        [3, 1, 1],
+        [1, 2, 2],
+        [1, 3, 3],
+        [2, 4, 4],
+    ],
+    # Whole tiles, and ragged ones: less than a tile, a tile and two rows, five tiles and a half.
+    "length": [128, 256, 384, 640, 1024, 50, 130, 702],
     "width": [64, 128],
     "dtype": ["bfloat16", "float16", "float32"],
     "rings": [1, 2],

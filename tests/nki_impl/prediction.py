@@ -58,14 +58,15 @@ def rings_of(case: Case, given: Inputs) -> list[Ring]:
     """Every replica group."""
     made = []
     for ranks in rings(case):
-        name = "striped" if case.striped else "contiguous"
+        name = "striped" if case.striped else "zigzag" if case.zigzag else "contiguous"
         layout = make_layout(name, case.workers * case.length, case.workers)
         options: dict[str, Any] = {"causal": case.causal, "scale": case.scale}
         if given.bound_min is not None and given.bound_max is not None:
-            # Local key j of a striped ring is token j W + r with r < W.
+            # Local key j of a striped ring is token j W + r with r < W; documents are tokens already.
+            factor = 1 if case.documents else case.workers
             for bound in ("bound_min", "bound_max"):
                 rows = [getattr(given, bound)[rank] for rank in ranks]
-                options[bound] = unshard(rows, layout, 1) * case.workers
+                options[bound] = unshard(rows, layout, 1) * factor
         q, k, v, dy = (
             unshard([load(getattr(given, name)[rank]) for rank in ranks], layout)
             for name in ("q", "k", "v", "dy")

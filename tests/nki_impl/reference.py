@@ -27,7 +27,9 @@ FLOAT32_OPERATIONS = 8
 class Case:
     """Sizes, masks and dtype of one run; ``group`` query heads share a key head.
 
-    ``scale`` is that of the scores of q as the kernel gets it.
+    ``scale`` is that of the scores of q as the kernel gets it. ``packed`` are ranges of local keys, the same for the
+    keys of every rank; ``documents`` are ranges of tokens, which become bounds for the keys of each rank, and so does
+    the causal mask of ``zigzag``.
     """
 
     workers: int = 1
@@ -40,6 +42,8 @@ class Case:
     causal: bool = False
     striped: bool = False
     packed: bool = False
+    zigzag: bool = False
+    documents: bool = False
     seed: int = 0
     groups: tuple[tuple[int, ...], ...] | None = None
 
@@ -54,6 +58,19 @@ class Case:
         return self.workers * (1 if self.groups is None else len(self.groups))
 
     @property
+    def positions(self) -> Array:
+        """The token in each slot, [W, s]."""
+        place, local = np.mgrid[: self.workers, : self.length]
+        if self.striped:
+            return local * self.workers + place
+        if not self.zigzag:
+            return place * self.length + local
+        half = self.length // 2
+        assert self.length == 2 * half
+        last = (2 * self.workers - 1 - place) * half + local - half
+        return np.where(local < half, place * half + local, last)
+
+    @property
     def scale(self) -> float:
         """1 under a causal mask, where q comes scaled."""
         return 1.0 if self.causal else 1 / np.sqrt(self.width)
@@ -61,7 +78,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the ranks start from, in the storage dtype; bounds [W, b, s] int64, or None."""
+    """What the ranks start from, in the storage dtype.
+
+    Bounds [W, b, s] int64, or None: of local keys with ``packed``, of tokens with ``documents``.
+    """
 
     q: Array
     k: Array
@@ -81,7 +101,25 @@ def draw(case: Case) -> Inputs:
     q = (rng.standard_normal(rows) * sharpness).astype(kind)
     k, v = (rng.standard_normal(keys).astype(kind) for _ in range(2))
     dy = rng.standard_normal(rows).astype(kind)
+    if case.documents:
+        return Inputs(q, k, v, dy, *draw_documents(case, rng))
     return Inputs(q, k, v, dy, *(draw_bounds(case, rng) if case.packed else (None, None)))
+
+
+def draw_documents(case: Case, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Documents of any length in each ring; the last token is in none of them."""
+    low = np.zeros((case.ranks, case.batch, case.length), np.int64)
+    high = np.zeros_like(low)
+    tokens = case.workers * case.length
+    for ring in rings(case):
+        for entry in range(case.batch):
+            edges = np.array([0, *np.sort(rng.integers(1, tokens, 3)), tokens - 1])
+            document = np.searchsorted(edges, case.positions, side="right") - 1
+            inside = document < len(edges) - 1
+            document = np.where(inside, document, 0)
+            low[list(ring), entry] = edges[document]
+            high[list(ring), entry] = np.where(inside, edges[document + 1], edges[document])
+    return low, high
 
 
 def draw_bounds(case: Case, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -110,15 +148,15 @@ def rings(case: Case) -> tuple[tuple[int, ...], ...]:
 def visible(case: Case, given: Inputs, ring: tuple[int, ...], entry: int) -> Array:
     """[n, n] bool over the ring's tokens in the order (ring position, local row)."""
     local = np.tile(np.arange(case.length), case.workers)
-    place = np.repeat(np.arange(case.workers), case.length)
-    position = local * case.workers + place if case.striped else place * case.length + local
+    position = case.positions.reshape(-1)
     allowed = np.ones((len(local), len(local)), bool)
     if case.causal:
         allowed &= position[None, :] <= position[:, None]
     if given.bound_min is not None and given.bound_max is not None:
         low = np.concatenate([given.bound_min[rank, entry] for rank in ring])
         high = np.concatenate([given.bound_max[rank, entry] for rank in ring])
-        allowed &= (low[:, None] <= local) & (local < high[:, None])
+        key = position if case.documents else local
+        allowed &= (low[:, None] <= key) & (key < high[:, None])
     return allowed
 
 

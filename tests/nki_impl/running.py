@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_impl import kernels
+from nki_impl import kernels, packing
+from nki_impl.packing import bounds_by_position, position_ranges
 from nki_impl.sim.machine.core import Core
 from nki_impl.sim.machine.launch import Outcome, run_ranks
 
-from .reference import Array, Case, Inputs, Truth, backward, draw, forward, worst
+from .reference import Array, Case, Inputs, Truth, backward, draw, forward, rings, worst
 
 
 @dataclass(frozen=True)
@@ -42,27 +43,45 @@ def turned(x: Array) -> Array:
 
 
 def tiles(rows: Array) -> Array:
-    """[.., 128, s // 128] of [.., s]: row t at [t % 128, t // 128]."""
-    return turned(rows.reshape(*rows.shape[:-1], -1, 128))
+    """[.., 128, ceil(s / 128)] of [.., s]: row t at [t % 128, t // 128]; NaN in the padding, which nobody may read."""
+    padding = [(0, 0)] * (rows.ndim - 1) + [(0, -rows.shape[-1] % 128)]
+    padded = np.pad(rows, padding, constant_values=rows.dtype.type(np.nan))
+    return turned(padded.reshape(*rows.shape[:-1], -1, 128))
 
 
-def rows(tiled: Array) -> Array:
-    """[.., s] of [.., 128, s // 128]."""
-    return turned(tiled).reshape(*tiled.shape[:-2], -1)
+def rows(tiled: Array, length: int | None = None) -> Array:
+    """[.., s] of [.., 128, ceil(s / 128)]; the padding must be 0."""
+    padded = turned(tiled).reshape(*tiled.shape[:-2], -1)
+    length = padded.shape[-1] if length is None else length
+    assert (padded[..., length:] == 0).all()
+    return padded[..., :length]
 
 
 def common(case: Case, given: Inputs, rank: int) -> dict[str, Any]:
     """What both passes take alike."""
     bounds = {}
-    if given.bound_min is not None and given.bound_max is not None:
+    if case.zigzag or case.documents:
+        bounds = dict(zip(("bound_min", "bound_max"), of_owners(case, given, rank), strict=True))
+    elif given.bound_min is not None and given.bound_max is not None:
         bounds["bound_min"] = given.bound_min[rank].astype(np.float32)
         bounds["bound_max"] = given.bound_max[rank].astype(np.float32)
     return {
         "num_workers": case.workers,
-        "use_causal_mask": case.causal,
+        "use_causal_mask": case.causal and not case.zigzag,
         "replica_groups": case.groups,
+        "softmax_scale": case.scale,
         **bounds,
     }
+
+
+def of_owners(case: Case, given: Inputs, rank: int) -> tuple[Array, Array]:
+    """Bounds for the keys of each ring position: of the documents, and of the causal mask of zig-zag."""
+    place = next(ring.index(rank) for ring in rings(case) if rank in ring)
+    causal = case.causal and case.zigzag
+    ranges = position_ranges(np.tile(case.positions[place], (case.batch, 1)), causal)
+    if given.bound_min is not None and given.bound_max is not None:
+        ranges = packing.both(ranges, (given.bound_min[rank], given.bound_max[rank]))
+    return bounds_by_position(*ranges, case.positions)
 
 
 def run_forward(
@@ -83,7 +102,7 @@ def run_forward(
     ]
     outcome = run_ranks(module.ring_attention_spmd_fwd, arguments, **(launch or {}))
     o, lse = (np.stack([result[i] for result in outcome.results]) for i in range(2))
-    return Forward(o, rows(lse), outcome)
+    return Forward(o, rows(lse, case.length), outcome)
 
 
 def run_backward(
@@ -104,7 +123,6 @@ def run_backward(
             "o_ref": turned(o[rank]),
             "dy_ref": turned(given.dy[rank]),
             "lse_ref": tiles(lse[rank]),
-            "softmax_scale": case.scale,
             "striped_attention": case.striped,
             "lnc_size": (launch or {}).get("lnc", 1),
             **common(case, given, rank),

@@ -33,6 +33,7 @@ CONTIGUOUS = Case(workers=3, causal=True)
 STRIPED = Case(workers=3, causal=True, striped=True)
 PACKED = Case(workers=3, causal=True, striped=True, packed=True)
 LONG = Case(workers=2, length=640, causal=True)
+RAGGED = Case(workers=2, length=150)
 GRADIENTS = ("dq", "dk", "dv")
 
 
@@ -106,6 +107,19 @@ FORWARD = {
         errors.ShapeError,
         LONG,
     ),
+    "a partial tile whose padding is not written": Fault(
+        one("block_forward.py", "zero_padding(p, length)", "pass"), errors.UninitializedError, RAGGED
+    ),
+    "a partial tile that is left out": Fault(
+        one("ring_forward.py", "range(tile_count(rows.end - rows.first))", "range((rows.end - rows.first) // 128)"),
+        errors.UninitializedError,
+        RAGGED,
+    ),
+    "bounds of another head": Fault(
+        one("bounds.py", "entry = i * heads + head if bounds.per_head else i", "entry = 0"),
+        ("o", "lse"),
+        Case(workers=2, batch=2, causal=True, striped=True, packed=True),
+    ),
     "P in float32 beside bfloat16 values": Fault(
         one("block_forward.py", "dtype=v.dtype", "dtype=nl.float32"), errors.MatmulError
     ),
@@ -130,7 +144,7 @@ FORWARD = {
         one("masks.py", "factor = -1.0", "factor = 1.0"), ("o", "lse"), STRIPED
     ),
     "ring positions the wrong way round": Fault(
-        one("ring_forward.py", "row_limits(mask, length, mine, owner)", "row_limits(mask, length, owner, mine)"),
+        one("ring_forward.py", "row_limits(mask, forward.o.shape[2], mine, owner)", "row_limits(mask, forward.o.shape[2], owner, mine)"),
         ("o", "lse"),
     ),
     "the mask of the step before": Fault(
@@ -196,7 +210,7 @@ BACKWARD = {
         errors.UninitializedError,
     ),
     "one dv for every step": Fault(
-        one("ring_backward.py", "dv_tile = load_sum(dv, start, stop, narrow, is_begun)", "dv_tile = load_sum(dv, start, stop, narrow, False)"),
+        one("ring_backward.py", "dv_sum = load_sum(dv, start, stop, narrow, is_begun)", "dv_sum = load_sum(dv, start, stop, narrow, False)"),
         ("dv",),
     ),
     "dk and dv in one bank": Fault(
@@ -220,18 +234,23 @@ BACKWARD = {
         one("block_backward.py", "op0=nl.subtract", "op0=nl.add"), ("dq", "dk")
     ),
     "ring positions the wrong way round": Fault(
-        one("ring_backward.py", "row_limits(backward.mask, backward.q.shape[3], owner, mine)", "row_limits(backward.mask, backward.q.shape[3], mine, owner)"),
+        one("ring_backward.py", "row_limits(mask, backward.q.shape[3], owner, mine)", "row_limits(mask, backward.q.shape[3], mine, owner)"),
         GRADIENTS,
     ),
     "bounds of the wrong rows": Fault(
-        one(
-            "ring_backward.py",
-            "low = load_plane(block.planes, 2 * backward.group, first, end)",
-            "low = load_bound(backward.mask.bound_min[0])",
-        )
-        + one("ring_backward.py", "masks import Mask, is_triangle,", "masks import Mask, is_triangle, load_bound,"),
-        GRADIENTS,
-        PACKED,
+        one("bounds.py", "owner = owner_of(ring, step)", "owner = owner_of(ring, 0)"), GRADIENTS, PACKED
+    ),
+    "bounds that are sent before both cores have written them": Fault(
+        one("bounds.py", "wait_for_both_cores(ring, (sent,))", "pass"),
+        errors.RaceError,
+        Case(workers=2, batch=2, causal=True, striped=True, packed=True),
+        lnc=2,
+    ),
+    "a partial tile whose padding is not written": Fault(
+        one("block_backward.py", "zero_padding(ds, stop - start)", "pass"), errors.UninitializedError, RAGGED
+    ),
+    "lse read in its padding": Fault(
+        one("row_data.py", "load_numbers(lse, length)", "load_numbers(lse, 256)"), ("dk", "dv"), RAGGED
     ),
     "dq of the first key tile alone": Fault(
         one("block_backward.py", "moving=turned[:, c, :], accumulate=c > 0", "moving=turned[:, c, :], accumulate=False"),

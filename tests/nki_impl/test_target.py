@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from nki_impl import target
+from nki_impl.ordering import orders_of
 from nki_impl.target import (
     NkiImpl,
     lse_by_rows,
     lse_by_tiles,
     nki_impl,
-    nki_impl_full,
     nki_impl_lnc2,
+    nki_impl_official,
 )
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.cases.noise import noise_call
@@ -30,8 +31,13 @@ from ringspec.conformance.target.results import due_of
 from ringspec.formats import load
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = {"nki_impl": nki_impl, "nki_impl-lnc2": nki_impl_lnc2, "nki_impl-full": nki_impl_full}
-KERNEL_CASES = 40
+TARGETS = {
+    "nki_impl": nki_impl,
+    "nki_impl-lnc2": nki_impl_lnc2,
+    "nki_impl-official": nki_impl_official,
+}
+CLAIMED = {"nki_impl": 850, "nki_impl-lnc2": 850, "nki_impl-official": 150}
+"""The least numbers of cases of profile core."""
 
 
 @lru_cache
@@ -72,22 +78,54 @@ def test_the_smoke_cases_pass(name: str) -> None:
     assert summary.claimed == len(claimed(TARGETS[name], "smoke"))
 
 
+# Whole tiles and their noise: without a mask, causal, striped, with grouped heads.
+TILES = [
+    "kernel-shape/contiguous-causal-w2",
+    "kernel-shape/contiguous-w3",
+    "kernel-shape/grouped-heads-w2",
+    "kernel-shape/striped-causal-w3",
+    "noise/causal-contiguous-w1-bf16",
+]
+
+
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_cases_of_tiles_and_of_noise_pass(name: str) -> None:
-    ids = [
-        id for id in claimed(TARGETS[name], "core") if id.startswith(("kernel-shape/", "noise/"))
-    ]
+def test_cases_of_tiles_and_of_noise_pass(name: str) -> None:
+    ids = [id for id in claimed(TARGETS[name], "core") if id in TILES]
     summary = run(TARGETS[name], cases("core"), only=ids)
     assert [record.id for record in summary.failures] == []
-    assert summary.claimed == len(ids) >= (3 if name == "nki_impl-full" else 17)
+    assert summary.claimed == len(ids) >= 4
 
 
-def test_forty_cases_of_the_kernel_vectors_are_claimed() -> None:
-    for one in (nki_impl, nki_impl_lnc2):
-        ids = [id for id in claimed(one, "full") if id.startswith("kernel/")]
-        assert len(ids) >= KERNEL_CASES
-    at_128 = set(claimed(nki_impl_full, "full")) - set(claimed(nki_impl, "full"))
-    assert "kernel/forward-only-w4" in at_128
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_number_of_claimed_cases(name: str) -> None:
+    assert len(claimed(TARGETS[name], "core")) >= CLAIMED[name]
+
+
+def test_the_official_interface_claims_a_part_of_what_the_kernels_claim() -> None:
+    assert set(claimed(nki_impl_official, "full")) < set(claimed(nki_impl, "full"))
+
+
+# One case of each kind of mask that becomes bounds, in a layout of its own.
+BOUNDED = [
+    "probe/pattern/causal-zigzag-w4-fp16",
+    "probe/pattern/two-sided-window-zigzag-w4-f32",
+    "probe/pattern/documents-striped-w3-bf16",
+    "probe/pattern/documents-zigzag-per-document-w3-bf16",
+]
+
+
+@pytest.mark.parametrize("name", ["nki_impl", "nki_impl-lnc2"])
+def test_masks_that_become_bounds_pass(name: str) -> None:
+    summary = run(TARGETS[name], cases("core"), only=BOUNDED)
+    assert [record.outcome for record in summary.records] == ["pass"] * len(BOUNDED)
+
+
+@pytest.mark.parametrize("kind", ["q-offset", "padding", "table", "segments", "bounds", "empty"])
+def test_a_case_of_each_feature_that_becomes_bounds_passes(kind: str) -> None:
+    ids = [id for id in claimed(nki_impl, "core") if kind in id and not id.startswith("noise/")]
+    assert ids
+    summary = run(nki_impl, cases("core"), only=ids[-3:])
+    assert [record.id for record in summary.failures] == []
 
 
 @pytest.mark.slow
@@ -142,13 +180,19 @@ def test_wider_gradients_are_not_rounded() -> None:
     assert (narrow.dv[0] == exact.dv[0].astype(narrow.dv[0].dtype)).all()
 
 
-def test_the_scale_of_each_claimed_head_dimension_is_exact() -> None:
+def test_the_scale_of_each_head_dimension_of_the_official_interface_is_exact() -> None:
     for width in target.EXACT_SCALES:
         mantissa, _ = np.frexp(1 / np.sqrt(width))
         assert mantissa == 0.5
     asked = call()
-    scaled = target.scaled(asked, 1)
+    plan = target.plan_of(asked, orders_of(asked), official=True)
+    assert plan.prescale
+    scaled = target.query(asked, plan, 1)
     assert (load(scaled) / asked.terms["scale"] == load(asked.worker("q", 1))).all()
+
+
+def test_both_ways_to_scale_give_the_same_bits_if_the_scale_is_a_power_of_two() -> None:
+    assert same_bits(nki_impl.run(call(3)), nki_impl_official.run(call(3)))
 
 
 def test_another_backend_than_the_simulator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +205,7 @@ class Wrong(NkiImpl):
     """The kernels, asked for something else than the call."""
 
     def __init__(self, **changes: Any) -> None:
-        super().__init__("wrong", head_dims=target.EXACT_SCALES)
+        super().__init__("wrong", **target.EVERYTHING)
         self.changes = changes
 
     def run(self, call: Call) -> Result:
@@ -188,4 +232,5 @@ def test_rows_of_lse_lie_by_tiles() -> None:
     tiles = lse_by_tiles(lse)
     assert tiles.shape == (2, 3, 128, 2)
     assert tiles[1, 2, 5, 1] == lse[1, 2, 128 + 5]
-    assert (lse_by_rows(tiles) == lse).all()
+    assert (lse_by_rows(tiles, 256) == lse).all()
+    assert (lse_by_rows(lse_by_tiles(lse[..., :200]), 200) == lse[..., :200]).all()

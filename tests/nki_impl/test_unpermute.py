@@ -66,7 +66,24 @@ def test_a_rank_sends_only_the_rows_that_others_need() -> None:
     assert run.ranks[0].of_engine("collective").bytes == length * width * 4 * 3 // 4
 
 
-def test_a_length_that_the_ring_does_not_divide_is_refused() -> None:
-    x = np.zeros((3, 1, 4, 2), np.float32)
-    with pytest.raises(AssertionError, match="divisible by 3"):
-        run_ranks(ring_attention_unpermute, arguments(x, num_workers=3))
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+@pytest.mark.parametrize("length", [1, 5, 6, 15])
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_a_length_that_the_ring_does_not_divide(workers: int, length: int, lnc: int) -> None:
+    x = np.arange(2 * workers * length * 3, dtype=np.float32).reshape(2, workers * length, 3)
+    given = arguments(striped(x, workers), num_workers=workers)
+    got = np.stack(run_ranks(ring_attention_unpermute, given, lnc=lnc, interleave=3).results)
+    assert (got == contiguous(x, workers)).all()
+
+
+@pytest.mark.parametrize("ids", ["rank", "position"])
+def test_any_length_in_groups_side_by_side(ids: str) -> None:
+    groups = ((0, 1, 2), (3, 4, 5)) if ids == "position" else ((5, 0, 2), (3, 1, 4))
+    x = np.arange(2 * 15, dtype=np.float32).reshape(2, 15, 1)
+    local = np.empty((6, 1, 5, 1), np.float32)
+    for i, group in enumerate(groups):
+        local[list(group)] = striped(x[i : i + 1], 3)
+    given = arguments(local, num_workers=3, replica_groups=groups)
+    got = run_ranks(ring_attention_unpermute, given, ring_ids=ids).results
+    for i, group in enumerate(groups):
+        assert (np.stack([got[r] for r in group]) == contiguous(x[i : i + 1], 3)).all()

@@ -21,6 +21,7 @@ SHOWN = tuple(
 WHOLE = (
     "nki_impl.kernels",
     "nki_impl.lang",
+    "nki_impl.packing",
     "nki_impl.sim.coverage",
     "nki_impl.sim.install",
     "nki_impl.sim.machine.launch",
