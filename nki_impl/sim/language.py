@@ -83,15 +83,20 @@ from nki_impl.sim.operators.tokens import (
     tanh,
     trunc,
 )
+from nki_impl.sim.tensor import dtypes as dtypes
 from nki_impl.sim.tensor.access import is_written as _is_written
 from nki_impl.sim.tensor.access import write as _write
 from nki_impl.sim.tensor.dtypes import (
     DType,
     bfloat16,
     bool_,
+    float4_e2m1fn_x4,
     float8_e4m3,
     float8_e4m3fn,
+    float8_e4m3fn_x4,
     float8_e5m2,
+    float8_e5m2_x4,
+    float8_e8m0fnu,
     float16,
     float32,
     int8,
@@ -360,11 +365,21 @@ def device_print(print_prefix: Any, tensor: NkiTensor) -> None:
     print(f"{print_prefix} [rank {core.rank} core {core.core}] {tensor!r}{note}\n{tensor.array}")
 
 
+def __getattr__(name: str) -> Any:
+    # AWS's library uses nl.bool and nl.range. As globals here, they would hide Python's.
+    if name == "bool":
+        return bool_
+    if name == "range":
+        return range
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "DType", "MemoryRegion", "NKIObject", "NkiTensor", "abs", "abs_max", "abs_min", "add",
     "affine_range", "arctan", "bfloat16", "bitwise_and", "bitwise_or", "bitwise_xor", "bool_",
     "broadcast_to", "bypass", "ceil", "copy", "cos", "device_print", "divide", "ds", "dynamic_range", "equal",
-    "erf", "erf_dx", "exp", "float16", "float32", "float8_e4m3", "float8_e4m3fn", "float8_e5m2",
+    "erf", "erf_dx", "exp", "float16", "float32", "float4_e2m1fn_x4", "float8_e4m3", "float8_e4m3fn",
+    "float8_e4m3fn_x4", "float8_e5m2", "float8_e5m2_x4", "float8_e8m0fnu",
     "floor", "fmod", "fori_loop", "full", "gelu", "gelu_apprx_sigmoid", "gelu_apprx_sigmoid_dx",
     "gelu_apprx_tanh", "gelu_dx", "greater", "greater_equal", "hbm", "int16", "int32", "int8",
     "invert", "is_hbm", "is_on_chip", "is_psum", "is_sbuf", "left_shift", "less", "less_equal",

@@ -46,7 +46,7 @@ def test_nki_and_its_modules_are_the_simulator_inside():
         assert (nki.language, nki.isa, nki.collectives) == (language, isa, collectives)
         assert nki.dtype is language.DType
         with pytest.raises(ImportError):
-            importlib.import_module("nki.compiler")
+            importlib.import_module("nki.profiler")
 
 
 def test_what_published_kernels_import_besides_is_there():

@@ -1,6 +1,7 @@
 """``nki.isa``: the instructions, one file per engine, with the official names and signatures."""
 
 from nki_impl.sim.errors import NkiValidationError
+from nki_impl.sim.isa import enums as constants
 from nki_impl.sim.isa.dma import dma_compute, dma_copy, dma_transpose
 from nki_impl.sim.isa.enums import (
     dge_mode,
@@ -49,7 +50,7 @@ from nki_impl.sim.memory.registers import VirtualRegister
 
 __all__ = [
     "NkiInstruction", "NkiValidationError", "VirtualRegister", "activation", "activation_reduce",
-    "affine_select", "bn_aggr", "bn_stats", "core_barrier", "dge_mode", "dma_compute", "dma_copy", "dma_engine", "dma_transpose", "engine",
+    "affine_select", "bn_aggr", "bn_stats", "constants", "core_barrier", "dge_mode", "dma_compute", "dma_copy", "dma_engine", "dma_transpose", "engine",
     "exponential", "get_nc_version", "gpsimd_engine", "iota", "matmul_perf_mode", "max8", "memset",
     "nc_matmul", "nc_stream_shuffle", "nc_transpose", "nc_version", "oob_mode", "range_select",
     "reciprocal", "reduce_cmd", "register_alloc", "register_load", "register_move", "register_store",
