@@ -77,6 +77,9 @@ def _add_ranks(orchestrator: Any) -> None:
 
     run.runs_all_ranks = True  # type: ignore[attr-defined]
     orchestrator._run_simulator_inference = run
+    if not hasattr(orchestrator, "_compiled_kernel"):
+        # Release 2.29 reads this after each run, and sets it only when it compiles.
+        orchestrator._compiled_kernel = None
 
 
 def _failure(orchestrator: Any) -> type[Exception]:
