@@ -262,10 +262,19 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
 
     Between equal dtypes the copy is bit-exact; otherwise values are converted through float32.
     """
-    hole = None if is_written(src) else _holes(src).reshape(dst.shape)
+    hole = unwritten(src)
     write(dst, src.array if dst.dtype is src.dtype else to_float32(src.array))
-    if hole is None:
-        return
+    if hole is not None:
+        keep_holes(dst, hole.reshape(dst.shape))
+
+
+def unwritten(tensor: NkiTensor) -> NDArray[np.bool_] | None:
+    """Return which elements of ``tensor`` were never written, or None if all were written."""
+    return None if is_written(tensor) else _holes(tensor)
+
+
+def keep_holes(dst: NkiTensor, hole: NDArray[np.bool_]) -> None:
+    """Mark the elements of ``dst`` where ``hole`` is true as never written."""
     units = _mask(dst)
     units &= ~(hole[..., None] if units.ndim > dst.ndim else hole)
     _recount(dst)

@@ -63,6 +63,10 @@ class DType:
     def __hash__(self) -> int:
         return hash(self.storage)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, which dataclasses.asdict makes, is the same object.
+        return as_dtype, (self.name,)
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype, by which NumPy recognises this object as a dtype."""

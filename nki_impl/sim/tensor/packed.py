@@ -29,6 +29,12 @@ NUMBERS: dict[DType, np.dtype[Any]] = {
     float4_e2m1fn_x4: FLOAT4,
 }
 """The NumPy dtype of one number."""
+LARGEST = {
+    float8_e4m3fn_x4: (8, 448.0),
+    float8_e5m2_x4: (15, 57344.0),
+    float4_e2m1fn_x4: (2, 6.0),
+}
+"""The exponent of the largest number, and this number (OCP Microscaling Formats, version 1.0)."""
 
 
 def unpack(array: Array, dtype: DType) -> NDArray[np.float32]:
