@@ -5,6 +5,7 @@ Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.lang
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -279,8 +280,8 @@ def ones(shape: Any, dtype: Any, buffer: Any = sbuf, name: str | None = "") -> N
 
 
 def shared_constant(constant: Any) -> NkiTensor:
-    """Return an HBM tensor with the values of the NumPy array ``constant``."""
-    array = np.asarray(constant)
+    """Return an HBM tensor with the values of ``constant``: a NumPy array, or the name of a file .npy with one."""
+    array = np.load(constant) if isinstance(constant, (str, os.PathLike)) else np.asarray(constant)
     out = _new_tensor(
         array.shape or (1,), _as_dtype(array.dtype, "constant"), private_hbm, "constant"
     )
