@@ -71,6 +71,19 @@ def test_nonzero_with_count_writes_indices_padding_and_count_on_every_16th_parti
         values(out[1:2])
 
 
+def test_nonzero_with_count_of_an_unwritten_partition_counts_as_unwritten(core: Core):
+    source, out = empty((32, 4)), empty((32, 5), nl.int32)
+    nisa.memset(out, 7)
+    nisa.memset(source[0:16], 1.0)
+    nisa.nonzero_with_count(out, source)
+    assert values(out[0:1]).tolist() == [[0, 1, 2, 3, 4]]
+    assert (values(out[1:16]) == 7).all()
+    part = empty((16, 5), nl.int32)
+    nisa.dma_copy(part[0:15], out[1:16])
+    with pytest.raises(UninitializedError):
+        nisa.dma_copy(part[0:1], out[16:17])
+
+
 def test_nonzero_with_count_needs_trn2_one_more_element_and_int32(core: Core):
     source = tile(normal(16, 4))
     with pytest.raises(ShapeError, match="16 x 5"):

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from nki_impl.sim.errors import DtypeError, OutOfBoundsError, ShapeError, UnsupportedError
 from nki_impl.sim.isa.common import Array, free_size, immediate, raw_flat, read_flat, same_size
 from nki_impl.sim.machine.core import current, instruction, instruction_from
-from nki_impl.sim.tensor.access import check_read_where, tile, write, write_where
+from nki_impl.sim.tensor.access import (
+    check_read_where,
+    keep_holes,
+    tile,
+    unwritten,
+    write,
+    write_where,
+)
 from nki_impl.sim.tensor.dtypes import round_once, to_float32
 from nki_impl.sim.tensor.views import NkiTensor
 
@@ -111,7 +118,8 @@ def nonzero_with_count(
     """Write the indices of nonzero elements of a partition, then ``padding_val``, and last their number.
 
     Only the partitions 0, 16, 32, ... 112 are read and written. ``dst`` is int32 and has one element per partition more
-    than ``src``, which is int32 or float32. ``index_offset`` is added to the indices.
+    than ``src``, which is int32 or float32. ``index_offset`` is added to the indices. The result of a partition with
+    elements that were never written counts as never written, because AWS's find_nonzero_indices leaves partitions out.
     """
     dst, src = tile(dst, "dst", psum=False), tile(src, "src", psum=False)
     length = free_size(src)
@@ -124,19 +132,20 @@ def nonzero_with_count(
         raise DtypeError("src", "int32 or float32", src.dtype, "copy it to one of these")
     if dst.dtype.name != "int32":
         raise DtypeError("dst", "int32", dst.dtype, "allocate it with nl.int32")
-    lanes = np.arange(0, src.array.shape[0], LANES)
-    chosen = np.zeros(src.array.shape, np.bool_)
-    chosen[lanes] = True
-    check_read_where(src, chosen, "src")
+    holes = unwritten(src)
     values = np.zeros((dst.array.shape[0], length + 1), np.int32)
-    values[lanes] = padding_val
-    for lane in lanes:
+    chosen, lost = np.zeros(values.shape, np.bool_), np.zeros(values.shape, np.bool_)
+    for lane in range(0, src.array.shape[0], LANES):
         found = np.flatnonzero(src.array[lane].reshape(-1))
+        values[lane] = padding_val
         values[lane, : len(found)] = found + index_offset
         values[lane, -1] = len(found)
-    chosen = np.zeros(dst.array.shape, np.bool_)
-    chosen[lanes] = True
-    write_where(dst, values.reshape(dst.array.shape), chosen)
+        chosen[lane] = True
+        lost[lane] = holes is not None and bool(holes[lane].any())
+    shape = dst.array.shape
+    write_where(dst, values.reshape(shape), chosen.reshape(shape))
+    if lost.any():
+        keep_holes(dst, lost.reshape(shape))
     current().count("gpsimd", src.array.size)
 
 
