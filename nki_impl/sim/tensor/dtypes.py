@@ -119,6 +119,9 @@ ALL = (
     float8_e4m3, float8_e4m3fn, float8_e5m2,
     float8_e4m3fn_x4, float8_e5m2_x4, float4_e2m1fn_x4, float8_e8m0fnu,
 )  # fmt: skip
+for _dtype in ALL:
+    # The class is also nki.dtype, and AWS's tests write nki.dtype.float8_e4m3.
+    setattr(DType, _dtype.name, _dtype)
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
 _BY_STORAGE = {dtype.storage: dtype for dtype in ALL if dtype is not tfloat32}
 _PACKED = {dtype.storage: dtype for dtype in ALL if dtype.is_packed}

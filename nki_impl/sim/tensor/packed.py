@@ -40,7 +40,7 @@ LARGEST = {
 def unpack(array: Array, dtype: DType) -> NDArray[np.float32]:
     """Return the numbers of a packed array (..., n) as float32 (..., 4 n)."""
     kind = NUMBERS[dtype]
-    octets = np.ascontiguousarray(array).view(np.uint8)
+    octets: Array = np.ascontiguousarray(array).view(np.uint8)
     if dtype is float4_e2m1fn_x4:
         octets = np.stack([octets & 15, octets >> 4], axis=-1).reshape(*octets.shape[:-1], -1)
     return octets.view(kind).astype(np.float32)
@@ -53,7 +53,7 @@ def pack(values: NDArray[np.float32], dtype: DType) -> Array:
             f"{dtype} holds four numbers in an element; got a last dimension of {values.shape[-1]}"
         )
     with np.errstate(over="ignore", invalid="ignore"):
-        octets = np.ascontiguousarray(values.astype(NUMBERS[dtype])).view(np.uint8)
+        octets: Array = np.ascontiguousarray(values.astype(NUMBERS[dtype])).view(np.uint8)
     if dtype is float4_e2m1fn_x4:
         octets = octets[..., 0::2] | octets[..., 1::2] << 4
     return np.ascontiguousarray(octets).view(dtype.storage)
