@@ -78,9 +78,9 @@ def memset(
 ) -> None:
     """Fill ``dst`` with a Python number.
 
-    The documentation requires an int for an integer tile, and a float for a floating-point tile. A number of the other
-    kind is accepted if the dtype of the tile represents it exactly: AWS's kernels pass 0 for float tiles and 0.0 for
-    integer tiles. A packed (x4) tile can only be filled with 0, whose bits are 0.
+    The documentation requires an int for an integer tile, and a float for a floating-point tile. AWS's kernels pass 0.0
+    for integer tiles and 0 for float tiles, so 0.0 is accepted, and so is an int that the float dtype represents
+    exactly. A packed (x4) tile can only be filled with 0, whose bits are 0.
     """
     dst = tile(dst, "dst")
     chosen = pick_engine(engine, (Engine.vector, Engine.gpsimd), Engine.vector)
@@ -93,8 +93,8 @@ def memset(
         write(dst, np.zeros((1,), dst.dtype.storage).repeat(dst.array.size))
         current().count(chosen, dst.array.size)
         return
-    if dst.dtype.is_integer and is_float and float(value).is_integer():
-        value, is_int, is_float = int(value), True, False
+    if dst.dtype.is_integer and is_float and value == 0.0:
+        value, is_int, is_float = 0, True, False
     if dst.dtype.is_float and is_int:
         held = round_once(np.array([value], np.float64).astype(np.float32), dst.dtype)
         is_float = int(value) == float(held[0])
@@ -105,7 +105,7 @@ def memset(
     if dst.dtype.is_integer and not (is_int and dst.dtype.low <= int(value) <= dst.dtype.high):
         raise DtypeError(
             "value",
-            f"a whole number from {dst.dtype.low} to {dst.dtype.high} for a {dst.dtype} tile",
+            f"an int from {dst.dtype.low} to {dst.dtype.high} for a {dst.dtype} tile",
             repr(value),
             "write an int",
         )
