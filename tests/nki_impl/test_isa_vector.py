@@ -405,6 +405,18 @@ def test_each_rule_of_a_shuffle_raises(core: Core) -> None:
         nisa.nc_stream_shuffle(t, empty((64, 4)), [0] * 32)
 
 
+def test_a_shuffle_carries_unwritten_elements_as_unwritten_ones(core: Core) -> None:
+    source, out = empty((32, 4)), tile(np.full((32, 4), 7.0))
+    nisa.memset(source[:, 0:2], 1.0)
+    nisa.nc_stream_shuffle(out, source, [3] * 31 + [255])
+    assert (values(out[:, 0:2])[:31] == 1).all()
+    with pytest.raises(UninitializedError):
+        values(out[:, 2:4])
+    last = empty((1, 4))
+    nisa.dma_copy(last, out[31:32])
+    assert (values(last) == 7).all()
+
+
 def test_max8_sorts_the_8_largest(core: Core) -> None:
     x = normal(16, 40)
     out = empty((16, 8))
