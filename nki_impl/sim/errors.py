@@ -41,6 +41,10 @@ class NkiValidationError(Exception):
     """Base class of all errors for broken rules of the machine (``nki.isa.NkiValidationError``)."""
 
 
+class SimulatorWarning(UserWarning):
+    """A kernel does what the documentation forbids and AWS's own kernels do; the simulator accepts it."""
+
+
 class SimulatorError(NkiValidationError):
     """A kernel breaks a rule of the machine.
 

@@ -16,7 +16,9 @@ from types import ModuleType
 __all__ = ["installed"]
 
 MODULES = ("nki", "nki.language", "nki.isa", "nki.collectives")
-"""The documented modules; :func:`kernel_modules` has the undocumented ones that kernels also import."""
+"""The documented modules; :mod:`nki_impl.sim.packages.modules` has the others that kernels also import."""
+PACKAGES = ("nki", "neuronxcc", "neuron_dtypes", "nki_cpu_simulator")
+"""The packages that are replaced."""
 
 
 def simulator_modules() -> dict[str, ModuleType]:
@@ -25,37 +27,31 @@ def simulator_modules() -> dict[str, ModuleType]:
     return dict(zip(MODULES, (nki, nki.language, nki.isa, nki.collectives), strict=True))
 
 
-def kernel_modules() -> dict[str, ModuleType]:
-    """Return the undocumented modules of ``nki`` that published kernels import.
-
-    ``nki.language.opcode`` has the operators, ``nki.isa.constants`` has the enumerations, and ``nki.typing`` has the
-    class ``tensor`` for annotations.
-    """
-    from nki_impl.sim.isa import enums
-    from nki_impl.sim.operators import tokens
-    from nki_impl.sim.tensor.views import NkiTensor
-
-    typing = ModuleType("nki.typing", "Annotations of kernels.")
-    typing.tensor = NkiTensor  # type: ignore[attr-defined]
-    return {"nki.language.opcode": tokens, "nki.isa.constants": enums, "nki.typing": typing}
-
-
 @contextmanager
 def installed() -> Iterator[None]:
     """Make ``import nki`` and imports of its submodules import the simulator inside the with block.
 
-    After the block, ``sys.modules`` has the entries for ``nki`` that it had before. A kernel whose module was imported
-    inside the block continues to use the simulator.
+    The same holds for what published kernels import of ``neuronxcc`` and ``neuron_dtypes``. After the block,
+    ``sys.modules`` has the entries for these packages that it had before. A kernel whose module was imported inside the
+    block continues to use the simulator.
     """
-    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_nki(name)}
-    sys.modules.update(simulator_modules() | kernel_modules())
+    hidden = hide()
+    show()
     try:
         yield
     finally:
-        for name in [name for name in sys.modules if _is_nki(name)]:
-            del sys.modules[name]
+        hide()
         sys.modules.update(hidden)
 
 
-def _is_nki(name: str) -> bool:
-    return name == "nki" or name.startswith("nki.")
+def show() -> None:
+    """Add the simulator's modules to ``sys.modules``."""
+    from nki_impl.sim.packages.modules import cpu_simulator_modules, kernel_modules
+
+    sys.modules.update(simulator_modules() | kernel_modules() | cpu_simulator_modules())
+
+
+def hide() -> dict[str, ModuleType]:
+    """Remove all modules of :data:`PACKAGES` from ``sys.modules``, and return them."""
+    named = [name for name in sys.modules if name.split(".")[0] in PACKAGES]
+    return {name: sys.modules.pop(name) for name in named}

@@ -5,6 +5,7 @@ Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.lang
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -83,15 +84,20 @@ from nki_impl.sim.operators.tokens import (
     tanh,
     trunc,
 )
+from nki_impl.sim.tensor import dtypes as dtypes
 from nki_impl.sim.tensor.access import is_written as _is_written
 from nki_impl.sim.tensor.access import write as _write
 from nki_impl.sim.tensor.dtypes import (
     DType,
     bfloat16,
     bool_,
+    float4_e2m1fn_x4,
     float8_e4m3,
     float8_e4m3fn,
+    float8_e4m3fn_x4,
     float8_e5m2,
+    float8_e5m2_x4,
+    float8_e8m0fnu,
     float16,
     float32,
     int8,
@@ -274,8 +280,8 @@ def ones(shape: Any, dtype: Any, buffer: Any = sbuf, name: str | None = "") -> N
 
 
 def shared_constant(constant: Any) -> NkiTensor:
-    """Return an HBM tensor with the values of the NumPy array ``constant``."""
-    array = np.asarray(constant)
+    """Return an HBM tensor with the values of ``constant``: a NumPy array, or the name of a file .npy with one."""
+    array = np.load(constant) if isinstance(constant, (str, os.PathLike)) else np.asarray(constant)
     out = _new_tensor(
         array.shape or (1,), _as_dtype(array.dtype, "constant"), private_hbm, "constant"
     )
@@ -360,11 +366,21 @@ def device_print(print_prefix: Any, tensor: NkiTensor) -> None:
     print(f"{print_prefix} [rank {core.rank} core {core.core}] {tensor!r}{note}\n{tensor.array}")
 
 
+def __getattr__(name: str) -> Any:
+    # AWS's library uses nl.bool and nl.range. As globals here, they would hide Python's.
+    if name == "bool":
+        return bool_
+    if name == "range":
+        return range
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "DType", "MemoryRegion", "NKIObject", "NkiTensor", "abs", "abs_max", "abs_min", "add",
     "affine_range", "arctan", "bfloat16", "bitwise_and", "bitwise_or", "bitwise_xor", "bool_",
     "broadcast_to", "bypass", "ceil", "copy", "cos", "device_print", "divide", "ds", "dynamic_range", "equal",
-    "erf", "erf_dx", "exp", "float16", "float32", "float8_e4m3", "float8_e4m3fn", "float8_e5m2",
+    "erf", "erf_dx", "exp", "float16", "float32", "float4_e2m1fn_x4", "float8_e4m3", "float8_e4m3fn",
+    "float8_e4m3fn_x4", "float8_e5m2", "float8_e5m2_x4", "float8_e8m0fnu",
     "floor", "fmod", "fori_loop", "full", "gelu", "gelu_apprx_sigmoid", "gelu_apprx_sigmoid_dx",
     "gelu_apprx_tanh", "gelu_dx", "greater", "greater_equal", "hbm", "int16", "int32", "int8",
     "invert", "is_hbm", "is_on_chip", "is_psum", "is_sbuf", "left_shift", "less", "less_equal",

@@ -45,8 +45,9 @@ def test_nki_and_its_modules_are_the_simulator_inside():
         assert (nl, nisa, ncc) == (language, isa, collectives)
         assert (nki.language, nki.isa, nki.collectives) == (language, isa, collectives)
         assert nki.dtype is language.DType
+        assert nki.dtype.float8_e4m3 is nl.float8_e4m3
         with pytest.raises(ImportError):
-            importlib.import_module("nki.compiler")
+            importlib.import_module("nki.profiler")
 
 
 def test_what_published_kernels_import_besides_is_there():

@@ -13,8 +13,8 @@ from nki_impl.sim.errors import (
     DtypeError,
     MatmulError,
     PlacementError,
+    SimulatorWarning,
     UninitializedError,
-    UnsupportedError,
 )
 from nki_impl.sim.machine.core import Core, acting_as
 
@@ -150,8 +150,8 @@ def test_operands_in_hbm_unwritten_or_in_a_fast_mode_are_refused(core: Core) -> 
         nisa.nc_matmul(**operands(moving=tile(normal(64, 48), None, nl.hbm)))
     with pytest.raises(UninitializedError, match="moving"):
         nisa.nc_matmul(**operands(moving=empty((64, 48))))
-    with pytest.raises(UnsupportedError):
-        nisa.nc_matmul(**operands(perf_mode=nisa.matmul_perf_mode.double_row))
+    with pytest.raises(MatmulError, match="float8 with double_row"):
+        nisa.nc_matmul(**operands(dst=psum(16, 24), perf_mode=nisa.matmul_perf_mode.double_row))
     with pytest.raises(DtypeError):
         nisa.nc_matmul(**operands(moving=normal(64, 48)))
 
@@ -211,3 +211,44 @@ def test_is_transpose_multiplies_by_an_identity(core: Core) -> None:
     a, c = tile(normal(64, 32)), psum(32, 64)
     nisa.nc_matmul(c, a, nl.shared_identity_matrix(64, nl.float32), is_transpose=True)
     assert np.array_equal(values(c), values(a).T)
+
+
+def test_is_transpose_moves_bits_and_keeps_unwritten_elements_unwritten(core: Core) -> None:
+    a, c = empty((64, 4)), psum(4, 64)
+    nisa.memset(a[:, 1:2], float("inf"))
+    nisa.memset(a[:, 3:4], 2.0)
+    nisa.nc_matmul(c, a, nl.shared_identity_matrix(64, nl.float32), is_transpose=True)
+    out = empty((4, 64))
+    nisa.tensor_copy(out, c)
+    with pytest.raises(UninitializedError):
+        values(out)
+    copied = empty((2, 64))
+    for row, source in enumerate((1, 3)):
+        nisa.dma_copy(copied[row : row + 1], out[source : source + 1])
+    assert np.isinf(values(copied)[0]).all() and (values(copied)[1] == 2).all()
+    with pytest.raises(MatmulError, match="accumulate"):
+        nisa.nc_matmul(
+            c, a, nl.shared_identity_matrix(64, nl.float32), is_transpose=True, accumulate=True
+        )
+
+
+def test_is_transpose_into_bfloat16_warns_on_trn2_and_no_other_product_may(core: Core) -> None:
+    a, c = tile(normal(64, 32), nl.bfloat16), psum(32, 64, dtype=nl.bfloat16)
+    identity = nl.shared_identity_matrix(64, nl.bfloat16)
+    with pytest.warns(SimulatorWarning, match="documentation requires a float32 dst on trn2.*bwmm"):
+        nisa.nc_matmul(c, a, identity, is_transpose=True)
+    assert np.array_equal(values(c), values(a).T)
+    with pytest.raises(MatmulError, match="float32"):
+        nisa.nc_matmul(c, a, identity)
+
+
+def test_double_row_contracts_both_rows_of_float8(core: Core) -> None:
+    a, b = tile(normal(16, 2, 8), nl.float8_e4m3), tile(normal(16, 2, 24, seed=1), nl.float8_e5m2)
+    c = psum(8, 24)
+    nisa.nc_matmul(c, a, b, perf_mode="double_row")
+    truth = np.einsum("krm,krn->mn", values(a).astype(np.float64), values(b))
+    assert np.allclose(values(c), truth, atol=1e-5)
+    with pytest.raises(MatmulError, match="column tiling"):
+        nisa.nc_matmul(c, a, b, perf_mode="double_row", tile_position=(0, 0), tile_size=(128, 64))
+    with pytest.raises(DtypeError, match="perf_mode"):
+        nisa.nc_matmul(c, a, b, perf_mode="triple_row")

@@ -290,7 +290,7 @@ def test_memset_writes_what_the_dtype_can_hold(core: Core) -> None:
     for dtype, value, expected in [
         (nl.bfloat16, 1.01, bf16(np.array([1.01], F32))[0]), (nl.float32, -3.4028235e38, F32(-3.4028235e38)),
         (nl.bfloat16, -3.4028235e38, -np.inf), (nl.int32, -7, -7), (nl.uint32, 2**32 - 1, 2**32 - 1),
-        (nl.float32, 0, 0), (nl.bfloat16, -256, -256),
+        (nl.float32, 0, 0), (nl.bfloat16, -256, -256), (nl.uint32, 0.0, 0),
     ]:  # fmt: skip
         t = empty((4, 3), dtype)
         nisa.memset(t, value)
@@ -303,7 +303,10 @@ def test_memset_writes_what_the_dtype_can_hold(core: Core) -> None:
         (nl.float32, 2**24 + 1),
         (nl.bfloat16, 257),
         (nl.float32, True),
-        (nl.int32, 0.0),
+        (nl.int32, 0.5),
+        (nl.int32, 2.0),
+        (nl.int32, float("nan")),
+        (nl.uint8, 256.0),
         (nl.uint8, -1),
         (nl.uint8, 256),
         (nl.int32, True),
@@ -400,6 +403,18 @@ def test_each_rule_of_a_shuffle_raises(core: Core) -> None:
         nisa.nc_stream_shuffle(empty((64, 4)), t[0:1, :], [0] * 32)
     with pytest.raises(UninitializedError):
         nisa.nc_stream_shuffle(t, empty((64, 4)), [0] * 32)
+
+
+def test_a_shuffle_carries_unwritten_elements_as_unwritten_ones(core: Core) -> None:
+    source, out = empty((32, 4)), tile(np.full((32, 4), 7.0))
+    nisa.memset(source[:, 0:2], 1.0)
+    nisa.nc_stream_shuffle(out, source, [3] * 31 + [255])
+    assert (values(out[:, 0:2])[:31] == 1).all()
+    with pytest.raises(UninitializedError):
+        values(out[:, 2:4])
+    last = empty((1, 4))
+    nisa.dma_copy(last, out[31:32])
+    assert (values(last) == 7).all()
 
 
 def test_max8_sorts_the_8_largest(core: Core) -> None:

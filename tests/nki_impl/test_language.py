@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
 from nki_impl.sim.errors import CapacityError, DtypeError, OutputError, ShapeError
 from nki_impl.sim.machine.core import Core, acting_as
+from nki_impl.sim.tensor import dtypes
 
 from .tiles import bf16, empty, normal, tile, values
 
@@ -170,3 +173,23 @@ def test_device_print_shows_values_and_no_reorder_does_nothing(core: Core, capsy
     with nl.no_reorder():
         nl.device_print("scores", tile(np.full((1, 2), 1.5)))
     assert "scores [rank 0 core 0]" in (text := capsys.readouterr().out) and "1.5" in text
+
+
+def test_a_shared_constant_may_be_the_name_of_a_file(core: Core, tmp_path: Any) -> None:
+    np.save(tmp_path / "rotation.npy", np.eye(3, dtype=np.float32))
+    constant = nl.shared_constant(str(tmp_path / "rotation.npy"))
+    assert constant.buffer is nl.private_hbm and np.array_equal(values(constant), np.eye(3))
+
+
+def test_numpy_takes_every_dtype_and_compares_it() -> None:
+    for dtype in dtypes.ALL:
+        assert np.zeros(2, dtype).dtype == dtype.storage
+        assert copy.deepcopy(dtype) is dtype and pickle.loads(pickle.dumps(dtype)) is dtype  # noqa: S301
+        if dtype is not nl.tfloat32:
+            assert np.dtype(dtype) == dtype and dtype == np.dtype(dtype)
+        if dtype.is_packed:
+            assert {np.dtype(dtype): 1}[dtype] == 1 and {dtype: 1}[np.dtype(dtype)] == 1
+    assert nl.float32 != np.dtype(np.float16) and nl.tfloat32 != np.dtype(np.float32)
+    assert nl.bool is nl.bool_ and nl.range is range
+    with pytest.raises(AttributeError):
+        nl.complex64  # noqa: B018

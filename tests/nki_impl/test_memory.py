@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
+from nki_impl.sim import nki
 from nki_impl.sim.errors import (
     CapacityError,
     DtypeError,
@@ -291,9 +293,11 @@ def test_every_dtype_has_its_size_and_equals_its_name() -> None:
     assert {d.name: d.itemsize for d in ALL} == {
         "bool": 1, "int8": 1, "int16": 2, "int32": 4, "uint8": 1, "uint16": 2, "uint32": 4,
         "float16": 2, "float32": 4, "bfloat16": 2, "tfloat32": 4, "float8_e4m3": 1,
-        "float8_e4m3fn": 1, "float8_e5m2": 1,
+        "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fn_x4": 4, "float8_e5m2_x4": 4,
+        "float4_e2m1fn_x4": 2, "float8_e8m0fnu": 1,
     }  # fmt: skip
-    assert all(d == d.name and str(d) == d.name and {d.name: 1}[d] for d in ALL)
+    assert all(d == d.name and str(d) == d.name for d in ALL)
+    assert all({d.name: 1}[d] for d in ALL if not d.is_packed)
 
 
 def test_instructions_are_counted_by_engine_with_elements_flops_and_bytes(core: Core) -> None:
@@ -335,3 +339,53 @@ def test_doubling_the_work_of_a_memory_does_not_raise_its_high_water_mark(core: 
         kept = [empty((128, 10)) for _ in range(3)]
         del kept
     assert core.memory.sbuf_high == 3 * 40
+
+
+def rounds(count: int, keep: bool) -> Any:
+    """Allocate ``count`` tiles of 120 KiB, one after the other; each is used, the first one again at the end."""
+
+    def kernel(x: Any) -> Any:
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tiles = []
+        for _ in range(count):
+            tile = nl.ndarray((2, 30720), nl.float32)
+            nisa.dma_copy(dst=tile[:, 0:4], src=x)
+            tiles.append(tile)
+        nisa.dma_copy(dst=out, src=tiles[0 if keep else -1][:, 0:4])
+        return out
+
+    return kernel
+
+
+def test_a_tile_occupies_sbuf_from_its_first_to_its_last_use_in_a_launch() -> None:
+    x = np.ones((2, 4), np.float32)
+    assert np.array_equal(nki.simulate(rounds(5, keep=False))(x), x)
+    with pytest.raises(CapacityError, match="212984") as caught:
+        nki.simulate(rounds(2, keep=True))(x)
+    assert "test_memory.py" in caught.value.line
+
+
+def test_a_tile_occupies_its_bank_of_psum_from_its_first_to_its_last_use() -> None:
+    def kernel(x: Any, again: int) -> Any:
+        out, source = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), nl.load(x)
+        tiles = [nl.ndarray((2, 512), nl.float32, buffer=nl.psum) for _ in range(12)]
+        for one in tiles:
+            nisa.tensor_copy(dst=one[:, 0:4], src=source)
+        for one in tiles[:again]:
+            nisa.tensor_copy(dst=source, src=one[:, 0:4])
+        nisa.dma_copy(dst=out, src=source)
+        return out
+
+    x = np.ones((2, 4), np.float32)
+    assert np.array_equal(nki.simulate(kernel)(x, 7), x)
+    with pytest.raises(CapacityError, match="8 banks"):
+        nki.simulate(kernel)(x, 12)
+
+
+def test_a_tile_that_is_larger_than_sbuf_is_refused_at_once() -> None:
+    def kernel(x: Any) -> None:
+        nl.ndarray((2, 60000), nl.float32)
+        raise AssertionError("not reached")
+
+    with pytest.raises(CapacityError):
+        nki.simulate(kernel)(np.ones((2, 4), np.float32))

@@ -159,6 +159,24 @@ def test_a_tile_that_was_never_written_is_not_sent():
     refused(kernel, UninitializedError, "src")
 
 
+@pytest.mark.parametrize("columns", [3, 4])
+def test_elements_that_were_not_written_remain_so_when_they_are_sent(columns):
+    def kernel(x):
+        src, dst = nl.ndarray((4, 4), x.dtype), nl.ndarray((4, 4), x.dtype)
+        out = nl.ndarray((2, 4, columns), x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=src[:, 0:3], src=x[nl.program_id(0), :, 0:3])
+        exchange(src, dst)
+        nisa.dma_copy(dst=out[nl.program_id(0)], src=dst[:, 0:columns])
+        return out
+
+    x = np.arange(32, dtype=np.float32).reshape(2, 4, 4)
+    if columns == 3:
+        assert np.array_equal(run_ranks(kernel, [(x,)], lnc=2).results[0], x[::-1, :, 0:3])
+    else:
+        with pytest.raises(UninitializedError, match="4 of 16"):
+            run_ranks(kernel, [(x,)], lnc=2)
+
+
 def test_different_pipes_never_meet():
     def kernel(x):
         exchange(tile_of(x), nl.ndarray((4, 4), x.dtype), pipe_id=nl.program_id(0))

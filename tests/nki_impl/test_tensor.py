@@ -11,6 +11,7 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
+from nki_impl.sim import nki
 from nki_impl.sim.errors import DynamicValueError, PartitionError, UnsupportedError, ViewError
 from nki_impl.sim.machine.core import Core
 
@@ -174,3 +175,35 @@ def test_dataclass_takes_attributes_without_annotation_as_fields() -> None:
     step = Step(1.5, index=3)  # type: ignore[call-arg]
     assert (step.scale, step.index, step.twice()) == (1.5, 3, 3.0)
     assert [one.name for one in fields(Step)] == ["scale", "index"]
+
+
+def test_the_truth_of_a_whole_kernel_input_means_that_it_was_passed() -> None:
+    def kernel(x: Any, bias: Any = None, other: Any = None) -> Any:
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=bias if bias and not other else x)
+        return out
+
+    zeros = np.zeros((1, 1), np.float32)
+    assert nki.simulate(kernel)(zeros + 1, zeros)[0, 0] == 0
+    assert nki.simulate(kernel)(zeros + 1)[0, 0] == 1
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda x, t: nl.equal(t, t),
+        lambda x, t: t,
+        lambda x, t: x[0:1],
+        lambda x, t: x[0, 0],
+        lambda x, t: nl.load(x),
+        lambda x, t: nl.ndarray((2, 2), nl.float32, buffer=nl.shared_hbm),
+        lambda x, t: x.select(1, 0),
+    ],
+    ids=["comparison", "tile", "row", "element", "loaded", "allocated", "selected"],
+)
+def test_the_truth_of_any_other_tensor_is_an_error(condition: Any) -> None:
+    def kernel(x: Any) -> None:
+        assert condition(x, nl.load(x))
+
+    with pytest.raises(DynamicValueError, match=r"bool\(\)"):
+        nki.simulate(kernel)(np.ones((2, 2), np.float32))

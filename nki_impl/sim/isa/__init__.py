@@ -1,6 +1,7 @@
 """``nki.isa``: the instructions, one file per engine, with the official names and signatures."""
 
 from nki_impl.sim.errors import NkiValidationError
+from nki_impl.sim.isa import enums as constants
 from nki_impl.sim.isa.dma import dma_compute, dma_copy, dma_transpose
 from nki_impl.sim.isa.enums import (
     dge_mode,
@@ -18,6 +19,7 @@ from nki_impl.sim.isa.enums import (
 )
 from nki_impl.sim.isa.gpsimd import affine_select, iota, tensor_partition_reduce
 from nki_impl.sim.isa.lanes import max8, nc_stream_shuffle, tensor_copy_predicated
+from nki_impl.sim.isa.mx import nc_matmul_mx, quantize_mx
 from nki_impl.sim.isa.reduce import (
     exponential,
     range_select,
@@ -34,6 +36,13 @@ from nki_impl.sim.isa.registers import (
 )
 from nki_impl.sim.isa.scalar import activation, activation_reduce
 from nki_impl.sim.isa.scan import bn_aggr, bn_stats, tensor_tensor_scan
+from nki_impl.sim.isa.search import (
+    local_gather,
+    nc_find_index8,
+    nc_match_replace8,
+    nc_n_gather,
+    nonzero_with_count,
+)
 from nki_impl.sim.isa.tensor import nc_matmul, nc_transpose
 from nki_impl.sim.isa.vector import (
     memset,
@@ -49,9 +58,9 @@ from nki_impl.sim.memory.registers import VirtualRegister
 
 __all__ = [
     "NkiInstruction", "NkiValidationError", "VirtualRegister", "activation", "activation_reduce",
-    "affine_select", "bn_aggr", "bn_stats", "core_barrier", "dge_mode", "dma_compute", "dma_copy", "dma_engine", "dma_transpose", "engine",
-    "exponential", "get_nc_version", "gpsimd_engine", "iota", "matmul_perf_mode", "max8", "memset",
-    "nc_matmul", "nc_stream_shuffle", "nc_transpose", "nc_version", "oob_mode", "range_select",
+    "affine_select", "bn_aggr", "bn_stats", "constants", "core_barrier", "dge_mode", "dma_compute", "dma_copy", "dma_engine", "dma_transpose", "engine",
+    "exponential", "get_nc_version", "gpsimd_engine", "iota", "local_gather", "matmul_perf_mode", "max8", "memset",
+    "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_matmul_mx", "nc_n_gather", "nc_stream_shuffle", "nc_transpose", "nc_version", "nonzero_with_count", "oob_mode", "quantize_mx", "range_select",
     "reciprocal", "reduce_cmd", "register_alloc", "register_load", "register_move", "register_store",
     "scalar_engine", "scalar_tensor_tensor", "select_reduce", "sendrecv", "tensor_copy", "tensor_copy_predicated",
     "tensor_engine", "tensor_partition_reduce", "tensor_reduce", "tensor_scalar",

@@ -19,7 +19,16 @@ from nki_impl.sim.isa.common import (
     same_size,
 )
 from nki_impl.sim.machine.core import current, instruction
-from nki_impl.sim.tensor.access import check_read_where, read_raw, tile, write, write_where
+from nki_impl.sim.tensor.access import (
+    check_read,
+    check_read_where,
+    keep_holes,
+    read_raw,
+    tile,
+    unwritten,
+    write,
+    write_where,
+)
 from nki_impl.sim.tensor.dtypes import round_once
 from nki_impl.sim.tensor.views import NkiTensor
 
@@ -68,7 +77,8 @@ def nc_stream_shuffle(
 
     A mask entry of 255 leaves dst[q + i] unchanged. ``dst`` and ``src`` have the same dtype and the same number of
     elements per partition; they may be the same tensor. ``src`` may have fewer partitions than ``dst`` if the mask
-    names only partitions that exist. Only partitions that the mask names are read.
+    names only partitions that exist. Only partitions that the mask names are read. Elements that were never written
+    count as unwritten in ``dst``, as in tensor_copy: AWS's find_nonzero_indices shuffles such a tile.
     """
     dst, src = tile(dst, "dst"), tile(src, "src")
     if src.dtype is not dst.dtype:
@@ -95,14 +105,19 @@ def nc_stream_shuffle(
             "src", f"partition {wanted.max()} that shuffle_mask names", f"{src.array.shape[0]} partitions",
             "shuffle quadrant by quadrant, or name partitions that src has",
         )  # fmt: skip
-    named = np.zeros(src.array.shape, np.bool_)
-    named[wanted] = True
-    check_read_where(src, named, "src")
+    holes = unwritten(src)
+    if holes is not None and holes[wanted].all():
+        check_read(src, "src")
     values = np.zeros(dst.array.shape, dst.dtype.storage)
     values[lanes] = src.array[wanted].reshape(values[lanes].shape)
     changed = np.zeros(dst.array.shape, np.bool_)
     changed[lanes] = True
+    missing = changed.copy()
+    if holes is not None:
+        missing[lanes] = holes[wanted].reshape(values[lanes].shape)
     write_where(dst, values, changed)
+    if holes is not None:
+        keep_holes(dst, missing)
     current().count("vector", dst.array.size)
 
 

@@ -10,10 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from nki_impl.sim.errors import DtypeError, MatmulError, PlacementError, UnsupportedError
+from nki_impl.sim.errors import DtypeError, MatmulError, PlacementError
 from nki_impl.sim.isa.common import Array, flat, free_size, pick_engine
 from nki_impl.sim.isa.enums import engine as Engine
 from nki_impl.sim.isa.enums import matmul_perf_mode
+from nki_impl.sim.isa.matmul_modes import (
+    double_rows,
+    perf_mode_of,
+    transpose_through_matmul,
+    warn_of_narrow_psum,
+)
 from nki_impl.sim.machine.core import current, instruction
 from nki_impl.sim.memory.storage import PSUM_BANK_BYTES, MemoryRegion
 from nki_impl.sim.tensor.access import (
@@ -52,6 +58,9 @@ def nc_matmul(
     one bank of PSUM (2 KiB per partition); K <= 128, M <= 128, N <= 512. If one input is float32, the other input must
     be float32 as well.
 
+    ``perf_mode`` double_row contracts float8 operands [K, 2, M] and [K, 2, N] over K and both rows. ``is_transpose``
+    writes the transpose of ``stationary``; elements that were never written remain so.
+
     ``accumulate``: True adds, False overwrites. None adds to an element if the last write to it was by a matmul, and
     overwrites it otherwise. True raises an error if the last write to an element was not by a matmul, because the
     documentation leaves this case undefined on trn1 and trn2. If ``core.strict_matmul`` is False, True raises an error
@@ -63,20 +72,26 @@ def nc_matmul(
         tile(stationary, "stationary"),
         tile(moving, "moving"),
     )
-    k, m = stationary.array.shape[0], free_size(stationary)
-    n = free_size(moving)
-    _check_matmul(dst, stationary, moving, (k, m, n), core.generation)
-    _check_tiling(tile_position, tile_size, k, m)
-    if perf_mode is not matmul_perf_mode.none:
-        raise UnsupportedError(
-            "perf_mode", "matmul_perf_mode.none", perf_mode, "leave perf_mode out"
-        )
+    mode = perf_mode_of(perf_mode)
+    rows = 1 if mode is matmul_perf_mode.none else 2
+    k, m, n = (
+        stationary.array.shape[0],
+        free_size(stationary) // rows,
+        free_size(moving) // rows,
+    )
+    _check_matmul(dst, stationary, moving, (k, m, n), core.generation, is_transpose)
+    check_tiling(tile_position, tile_size, k, m)
     if is_transpose:
-        _transpose_mode(dst, moving)
-    a = flat(read(stationary, "stationary"))
-    b = flat(read(moving, "moving"))
-    _accumulate(dst, np.matmul(a.T, b), accumulate, core.strict_matmul)
-    core.count("tensor", m * n, 2 * k * m * n)
+        transpose_through_matmul(dst, stationary, moving, accumulate)
+    elif rows == 1:
+        a, b = flat(read(stationary, "stationary")), flat(read(moving, "moving"))
+        accumulate_product(dst, np.matmul(a.T, b), accumulate, core.strict_matmul)
+    else:
+        tiled = bool(tile_size) and tile_size[1] < 128
+        a = double_rows(stationary, "stationary", tiled, core.generation)
+        b = double_rows(moving, "moving", tiled, core.generation)
+        accumulate_product(dst, np.matmul(a.T, b), accumulate, core.strict_matmul)
+    core.count("tensor", m * n, 2 * rows * k * m * n)
 
 
 def _check_matmul(
@@ -85,6 +100,7 @@ def _check_matmul(
     moving: NkiTensor,
     sizes: tuple[int, int, int],
     generation: int,
+    is_transpose: bool,
 ) -> None:
     k, m, n = sizes
     for tensor, operand in ((stationary, "stationary"), (moving, "moving")):
@@ -123,7 +139,10 @@ def _check_matmul(
         raise MatmulError(
             "dst", f"M x N = {m} x {n}", f"{dst.array.shape[0]} x {free_size(dst)}", "slice dst"
         )
-    if dst.dtype.name != "float32" and not (generation >= 4 and dst.dtype.name == "bfloat16"):
+    narrow = dst.dtype.name == "bfloat16"
+    if narrow and is_transpose and generation == 3:
+        warn_of_narrow_psum(dst)
+    elif dst.dtype.name != "float32" and not (generation >= 4 and narrow):
         raise MatmulError(
             "dst", "float32", dst.dtype, "accumulate in float32, round when copying out"
         )
@@ -149,7 +168,8 @@ def _check_bank(dst: NkiTensor) -> None:
         )
 
 
-def _check_tiling(position: tuple[int, ...], size: tuple[int, ...], k: int, m: int) -> None:
+def check_tiling(position: tuple[int, ...], size: tuple[int, ...], k: int, m: int) -> None:
+    """Raise :class:`MatmulError` unless the tile of the tensor engine is valid and holds K x M elements."""
     if not position and not size:
         return
     if len(position) != 2 or len(size) != 2 or any(s not in (32, 64, 128) for s in size):
@@ -167,16 +187,10 @@ def _check_tiling(position: tuple[int, ...], size: tuple[int, ...], k: int, m: i
         raise MatmulError("tile_size", f"at least K x M = {k} x {m}", size, "choose a larger tile")
 
 
-def _transpose_mode(dst: NkiTensor, moving: NkiTensor) -> None:
-    """Check that ``moving`` is an identity matrix, which the transpose mode of nc_matmul requires."""
-    values = flat(read(moving, "moving"))
-    if values.shape[0] != values.shape[1] or not np.array_equal(values, np.eye(len(values))):
-        raise MatmulError(
-            "moving", "an identity matrix with is_transpose=True", values.shape, "use nc_transpose"
-        )
-
-
-def _accumulate(dst: NkiTensor, product: Array, accumulate: bool | None, strict: bool) -> None:
+def accumulate_product(
+    dst: NkiTensor, product: Array, accumulate: bool | None, strict: bool
+) -> None:
+    """Write ``product`` to ``dst`` or add it, as ``accumulate`` says (see nc_matmul)."""
     storage = dst.storage
     target = dst.array
     held = to_float32(target)

@@ -78,8 +78,9 @@ def memset(
 ) -> None:
     """Fill ``dst`` with a Python number.
 
-    An integer tile requires an int. A floating-point tile requires a float, or an int that its dtype represents exactly
-    (published kernels pass 0).
+    The documentation requires an int for an integer tile, and a float for a floating-point tile. AWS's kernels pass 0.0
+    for integer tiles and 0 for float tiles, so 0.0 is accepted, and so is an int that the float dtype represents
+    exactly. A packed (x4) tile can only be filled with 0, whose bits are 0.
     """
     dst = tile(dst, "dst")
     chosen = pick_engine(engine, (Engine.vector, Engine.gpsimd), Engine.vector)
@@ -88,6 +89,12 @@ def memset(
     is_int = isinstance(value, (int, np.integer)) and (
         not isinstance(value, bool) or dst.dtype.kind == "bool"
     )
+    if dst.dtype.is_packed and value == 0:
+        write(dst, np.zeros((1,), dst.dtype.storage).repeat(dst.array.size))
+        current().count(chosen, dst.array.size)
+        return
+    if dst.dtype.is_integer and is_float and value == 0.0:
+        value, is_int, is_float = 0, True, False
     if dst.dtype.is_float and is_int:
         held = round_once(np.array([value], np.float64).astype(np.float32), dst.dtype)
         is_float = int(value) == float(held[0])

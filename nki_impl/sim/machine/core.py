@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import LaunchError, TargetError, UninitializedError
+from nki_impl.sim.memory.liveness import Clock
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Core:
     def begin(self, operation: str) -> None:
         """Enter an instruction: set its name, give it a number, and let the scheduler switch to another core."""
         self.index += 1
+        Clock.now += 1
         self.operation = operation
         if self.on_instruction is not None:
             self.on_instruction(self)

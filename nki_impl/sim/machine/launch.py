@@ -261,6 +261,7 @@ def _make_cores(machine: Machine, target: str, grid: int) -> list[Core]:
         detector = Detector() if machine.lnc > 1 else None
         for worker in machine.cores_of([rank]):
             memory = CoreMemory(GENERATIONS[target])
+            memory.lifetimes.deferred = True
             core = Core(rank, worker.core, machine.lnc, machine.world, target, grid, memory, shared)
             core.worker = worker
             worker.races = detector
@@ -287,6 +288,7 @@ def _body(kernel: Kernel, core: Core, call: BoundArguments, inputs_too: bool) ->
     assert worker is not None and worker.machine is not None
     if worker.races is not None:
         worker.races.settle()
+    core.memory.settle()
 
     def checked(path: str, tensor: NkiTensor) -> NkiTensor:
         storage = check_output(path, tensor, inputs_too)

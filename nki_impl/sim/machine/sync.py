@@ -17,7 +17,7 @@ from nki_impl.sim.isa.enums import engine as _engine
 from nki_impl.sim.machine.core import Core, current, instruction_from
 from nki_impl.sim.machine.turns import Machine, Meeting, Worker
 from nki_impl.sim.memory.storage import MemoryRegion
-from nki_impl.sim.tensor.access import check_read, write
+from nki_impl.sim.tensor.access import check_read, keep_holes, unwritten, write
 from nki_impl.sim.tensor.views import NkiTensor
 
 
@@ -81,7 +81,8 @@ def sendrecv(
 
     ``src`` and ``dst`` are tiles in SBUF of equal shape and dtype. The "ranks" in the argument names are the core
     numbers 0 and 1 of this rank. Exchanges with the same ``pipe_id`` are matched in program order. Only accesses to the
-    two tiles are ordered; accesses to shared HBM still need a ``core_barrier``.
+    two tiles are ordered; accesses to shared HBM still need a ``core_barrier``. Elements of ``src`` that were never
+    written count as unwritten in ``dst``, as in tensor_copy: AWS's router_topk sends such a tile.
 
     Raises :class:`LaunchError`, :class:`PlacementError`, :class:`ShapeError`, :class:`DtypeError`, and
     :class:`CollectiveError` if one core does not name the other.
@@ -104,7 +105,9 @@ def sendrecv(
         raise ShapeError(
             "dst", f"the shape of src, {src.shape}", dst.shape, "allocate dst like src"
         )
-    check_read(src, "src")
+    holes = unwritten(src)
+    if holes is not None and holes.all():
+        check_read(src, "src")
     core.count("dma", src.size, 0, src.size * src.dtype.itemsize)
     key = ("sendrecv", worker.rank, pipe_id)
     number = worker.issued[key]
@@ -127,7 +130,7 @@ def _exchange(meeting: Meeting) -> None:
                 "pass 1 - nl.program_id(0) for both",
                 operation="sendrecv",
             )
-    sent = [src.array.copy() for src, _, _, _ in parts]
+    sent = [(src.array.copy(), unwritten(src)) for src, _, _, _ in parts]
     for _, dst, _, source in parts:
         src = parts[source][0]
         if dst.shape != src.shape or dst.dtype is not src.dtype:
@@ -138,7 +141,10 @@ def _exchange(meeting: Meeting) -> None:
                 "exchange equal tiles",
                 operation="sendrecv",
             )
-        write(dst, sent[source])
+        values, holes = sent[source]
+        write(dst, values)
+        if holes is not None:
+            keep_holes(dst, holes.copy())
 
 
 def _pair_of(core: Core, operation: str) -> tuple[Worker, Machine]:

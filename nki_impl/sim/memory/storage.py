@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import CapacityError, PartitionError, ShapeError
+from nki_impl.sim.memory.liveness import Life, Lifetimes, collect
 from nki_impl.sim.tensor.dtypes import DType
 
 PARTITIONS = 128
@@ -58,7 +59,7 @@ class Storage:
     __slots__ = (
         "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "unit", "started", "account", "placed", "banks", "on_chip",
-        "free_size", "shadow", "__weakref__",
+        "free_size", "shadow", "first", "last", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +90,7 @@ class Storage:
         self.banks: dict[int, int] = {}
         self.on_chip = buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum
         self.free_size = self.size // shape[0]
+        self.first = self.last = -1
         self.shadow: object = None
         """The race detector's records of this storage."""
 
@@ -133,6 +135,7 @@ class CoreMemory:
         self.sbuf_high = 0
         self.psum_live = [0] * PSUM_BANKS
         self.psum_high = 0
+        self.lifetimes = Lifetimes()
         self._placed: Counter[int] = Counter()
 
     def charge(self, storage: Storage, address: tuple[int, int] | None) -> None:
@@ -148,6 +151,11 @@ class CoreMemory:
 
     def release(self, storage: Storage) -> None:
         """Free the space of ``storage``."""
+        if storage.placed is None and storage.first >= 0:
+            psum = storage.buffer is MemoryRegion.psum
+            self.lifetimes.ended.append(
+                Life(storage.first, storage.last, storage.partition_bytes, psum)
+            )
         for bank, count in storage.banks.items():
             self.psum_live[bank] -= count
         if storage.buffer is not MemoryRegion.sbuf:
@@ -160,6 +168,14 @@ class CoreMemory:
         if self._placed[end] == 0:
             del self._placed[end]
 
+    def settle(self) -> None:
+        """At the end of a launch, raise :class:`CapacityError` unless the tiles fit by their uses."""
+        if self.lifetimes.error is not None:
+            collect()
+            self.lifetimes.settle(
+                self.sbuf_live + max(self._placed, default=0), self.psum_live, self.sbuf_limit
+            )
+
     def _charge_sbuf(self, storage: Storage, address: tuple[int, int] | None) -> None:
         live, end = self.sbuf_live, max(self._placed, default=0)
         if address is None:
@@ -167,12 +183,13 @@ class CoreMemory:
         else:
             end = max(end, address[1] + storage.partition_bytes)
         if self.sbuf_limit is not None and live + end > self.sbuf_limit:
-            raise CapacityError(
+            error = CapacityError(
                 storage.name or "SBUF",
                 f"{self.sbuf_limit} bytes per partition of SBUF",
                 f"{self.sbuf_live} live, {max(self._placed, default=0)} placed, {storage.partition_bytes} more",
                 "use smaller tiles, or drop the references to tiles that are no longer needed",
             )
+            self.lifetimes.full(error, storage.partition_bytes, self.sbuf_limit)
         self.sbuf_live = live
         self.sbuf_high = max(self.sbuf_high, live + end)
         storage.placed = address
@@ -205,12 +222,13 @@ class CoreMemory:
             free = empty[:count] if len(empty) >= count else []
             share = PSUM_BANK_BYTES
         if not free:
-            raise CapacityError(
+            error = CapacityError(
                 storage.name or "PSUM",
                 f"{PSUM_BANKS} banks of {PSUM_BANK_BYTES} bytes per partition in PSUM",
                 f"live bytes by bank {self.psum_live}, {wanted} more",
                 "use smaller tiles, or drop the references to tiles that are no longer needed",
             )
+            self.lifetimes.full(error, wanted, PSUM_BANKS * PSUM_BANK_BYTES)
         for bank in free:
             self.psum_live[bank] += share
             storage.banks[bank] = share

@@ -22,6 +22,7 @@ from nki_impl.sim.errors import (
     UninitializedError,
 )
 from nki_impl.sim.machine.core import current
+from nki_impl.sim.memory.liveness import Clock
 from nki_impl.sim.memory.registers import VirtualRegister
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
 from nki_impl.sim.tensor.dtypes import as_dtype, round_once, to_float32
@@ -41,6 +42,9 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
     if not isinstance(tensor, NkiTensor):
         raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tile in SBUF or PSUM")
     storage = tensor.storage
+    if storage.first < 0:
+        storage.first = Clock.now
+    storage.last = Clock.now
     if not storage.on_chip:
         raise PlacementError(
             operand, "a tile in SBUF or PSUM", tensor.buffer.value, "dma_copy it to SBUF"
@@ -54,6 +58,13 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
     if not tensor.whole:
         _check_start(tensor, operand)
     return tensor
+
+
+def touch(storage: Storage) -> None:
+    """Record a use of an on-chip tile (see :mod:`nki_impl.sim.memory.liveness`)."""
+    if storage.first < 0:
+        storage.first = Clock.now
+    storage.last = Clock.now
 
 
 def _check_start(tensor: NkiTensor, operand: str) -> None:
@@ -166,7 +177,9 @@ def mark_written(tensor: NkiTensor) -> None:
 def check_read(tensor: NkiTensor, operand: str) -> None:
     """Notify the race detector, and raise :class:`UninitializedError` if an element has never been written."""
     storage = tensor.storage
-    if not storage.on_chip:
+    if storage.on_chip:
+        storage.last = Clock.now
+    else:
         core = current()
         if core.on_access is not None:
             core.on_access(core, tensor, False)
@@ -199,6 +212,7 @@ def check_write(tensor: NkiTensor, operand: str) -> None:
     """Raise :class:`OutputError` if the tensor is read-only; otherwise notify the race detector."""
     storage = tensor.storage
     if storage.on_chip:
+        touch(storage)
         return
     if storage.read_only:
         raise OutputError(
@@ -217,7 +231,9 @@ def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
 
     ``values`` have the tensor's shape, or a shape with as many elements, such as (partitions, free size).
     """
-    if not tensor.storage.on_chip:
+    if tensor.storage.on_chip:
+        touch(tensor.storage)
+    else:
         check_write(tensor, operand)
     if values.shape != tensor.array.shape:
         values = values.reshape(tensor.array.shape)
@@ -262,10 +278,19 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
 
     Between equal dtypes the copy is bit-exact; otherwise values are converted through float32.
     """
-    hole = None if is_written(src) else _holes(src).reshape(dst.shape)
+    hole = unwritten(src)
     write(dst, src.array if dst.dtype is src.dtype else to_float32(src.array))
-    if hole is None:
-        return
+    if hole is not None:
+        keep_holes(dst, hole.reshape(dst.shape))
+
+
+def unwritten(tensor: NkiTensor) -> NDArray[np.bool_] | None:
+    """Return which elements of ``tensor`` were never written, or None if all were written."""
+    return None if is_written(tensor) else _holes(tensor)
+
+
+def keep_holes(dst: NkiTensor, hole: NDArray[np.bool_]) -> None:
+    """Mark the elements of ``dst`` where ``hole`` is true as never written."""
     units = _mask(dst)
     units &= ~(hole[..., None] if units.ndim > dst.ndim else hole)
     _recount(dst)

@@ -21,16 +21,20 @@ FLOAT32_MIN = float(np.finfo(np.float32).min)
 
 
 class DType:
-    """A number format: ``name``, ``itemsize`` in bytes, ``kind`` ("float", "int", "uint", "bool").
+    """A number format: ``name``, ``itemsize`` in bytes, ``kind`` ("float", "int", "uint", "bool", "packed").
 
     ``storage`` is the NumPy dtype that stores it. The only instances are the members of ``nki.language``
     (``nl.float32``...), so that they can be compared by identity. Each also equals its own name, as in
-    ``tensor.dtype == "float32"``.
+    ``tensor.dtype == "float32"``, and its NumPy dtype, and NumPy accepts it as a dtype, as in ``x.astype(nl.bfloat16)``
+    (both from AWS's tests).
+
+    "packed" formats are bits that only the MX instructions interpret: four numbers in one element (the formats ``_x4``),
+    or a scale. All other instructions may move them, but not compute with them.
 
     >>> float32, float32.itemsize, bfloat16.kind
     (float32, 4, 'float')
-    >>> float32 == "float32", float32 == bfloat16
-    (True, False)
+    >>> float32 == "float32", float32 == bfloat16, np.dtype(float32) == float32
+    (True, False, True)
     """
 
     __slots__ = ("name", "kind", "storage", "itemsize", "low", "high")
@@ -50,10 +54,25 @@ class DType:
         return self.name
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, str) and other == self.name)
+        if self is other:
+            return True
+        if isinstance(other, str):
+            return other == self.name
+        return isinstance(other, np.dtype) and _BY_STORAGE.get(other) is self
 
     def __hash__(self) -> int:
-        return hash(self.name)
+        # A name and a NumPy dtype have different hashes, so a dictionary can find this object only by one of them. AWS's
+        # tests look up packed formats by the dtype of an array, and all others by this object or its name.
+        return hash(self.storage) if self.is_packed else hash(self.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, which dataclasses.asdict makes, is the same object.
+        return as_dtype, (self.name,)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype, by which NumPy recognises this object as a dtype."""
+        return self.storage
 
     @property
     def is_float(self) -> bool:
@@ -63,7 +82,12 @@ class DType:
     @property
     def is_integer(self) -> bool:
         """Whether this is a signed or unsigned integer format, or bool."""
-        return self.kind != "float"
+        return self.kind in ("int", "uint", "bool")
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether only the MX instructions can interpret the bits."""
+        return self.kind == "packed"
 
 
 bool_ = DType("bool", "bool", np.bool_)
@@ -82,12 +106,31 @@ float8_e4m3 = DType("float8_e4m3", "float", ml_dtypes.float8_e4m3)
 float8_e4m3fn = DType("float8_e4m3fn", "float", ml_dtypes.float8_e4m3fn)
 float8_e5m2 = DType("float8_e5m2", "float", ml_dtypes.float8_e5m2)
 
+# NumPy has no number of this kind: a structure with one field keeps the name and refuses arithmetic.
+float8_e4m3fn_x4 = DType("float8_e4m3fn_x4", "packed", [("float8_e4m3fn_x4", "<u4")])
+float8_e5m2_x4 = DType("float8_e5m2_x4", "packed", [("float8_e5m2_x4", "<u4")])
+float4_e2m1fn_x4 = DType("float4_e2m1fn_x4", "packed", [("float4_e2m1fn_x4", "<u2")])
+float8_e8m0fnu = DType("float8_e8m0fnu", "packed", ml_dtypes.float8_e8m0fnu)
+FLOAT4 = np.dtype(ml_dtypes.float4_e2m1fn)
+"""The format of the numbers in float4_e2m1fn_x4, in the lower half of a byte."""
+
 ALL = (
     bool_, int8, int16, int32, uint8, uint16, uint32, float16, float32, bfloat16, tfloat32,
     float8_e4m3, float8_e4m3fn, float8_e5m2,
+    float8_e4m3fn_x4, float8_e5m2_x4, float4_e2m1fn_x4, float8_e8m0fnu,
 )  # fmt: skip
+for _dtype in ALL:
+    # The class is also nki.dtype, and AWS's tests write nki.dtype.float8_e4m3.
+    setattr(DType, _dtype.name, _dtype)
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
 _BY_STORAGE = {dtype.storage: dtype for dtype in ALL if dtype is not tfloat32}
+_PACKED = {dtype.storage: dtype for dtype in ALL if dtype.is_packed}
+_FLOAT32 = np.dtype(np.float32)
+
+
+def limits(dtype: np.dtype[Any]) -> Any:
+    """Return the limits of a floating-point format, as np.finfo does, for the formats of ml_dtypes as well."""
+    return ml_dtypes.finfo(dtype)
 
 
 def as_dtype(given: Any, operand: str = "dtype") -> DType:
@@ -119,7 +162,20 @@ def to_float32(array: NDArray) -> NDArray[np.float32]:
     >>> to_float32(np.array([1.5], ml_dtypes.bfloat16))
     array([1.5], dtype=float32)
     """
-    return array if array.dtype == np.float32 else array.astype(np.float32)
+    if array.dtype == _FLOAT32:
+        return array
+    if array.dtype in _PACKED:
+        raise _no_number(_PACKED[array.dtype], "a tile of this dtype")
+    return array.astype(np.float32)
+
+
+def _no_number(dtype: DType, got: str) -> DtypeError:
+    return DtypeError(
+        "dtype",
+        f"nl.{dtype.name} only in nc_matmul_mx, quantize_mx and copies to the same dtype",
+        got,
+        "compute in another dtype, or reinterpret the bytes with .view(nl.uint8)",
+    )
 
 
 def round_once(values: NDArray, dtype: DType) -> NDArray:
@@ -135,6 +191,8 @@ def round_once(values: NDArray, dtype: DType) -> NDArray:
         return _to_tfloat32(values.astype(np.float32))
     if values.dtype == dtype.storage:
         return values
+    if dtype.is_packed:
+        raise _no_number(dtype, f"numbers of {values.dtype} to convert")
     if dtype.kind == "float":
         with np.errstate(over="ignore"):
             if values.dtype == np.float32 or dtype.itemsize == 4:

@@ -6,7 +6,9 @@ int on a free dimension removes the dimension. The rank never falls below 2 on c
 0 <= start < end <= size.
 
 The values of a tensor exist only on the device: bool(), comparison (except with None), iteration and arithmetic raise
-:class:`DynamicValueError`.
+:class:`DynamicValueError`. The exception is the truth of a whole kernel input, as in ``if bias:``, which means that the
+caller passed it: AWS's kernels test optional arguments in this way. Any other tensor, and a part of an input, may be
+meant as a value, so its truth remains an error.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.NkiTensor.html
 """
@@ -372,6 +374,11 @@ class NkiTensor(NKIObject):
             "an assignment",
             "use nisa.tensor_copy(dst=..., src=...)",
         )
+
+    def __bool__(self) -> bool:
+        if self.storage.is_input and self.whole:
+            return True
+        return bool(refuse(self))
 
     def __eq__(self, other: object) -> bool:
         if other is None or isinstance(other, (str, DType, MemoryRegion)):

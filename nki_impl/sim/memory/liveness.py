@@ -1,0 +1,119 @@
+"""Capacity by lifetimes: a tile needs space from its first to its last use, as it does for the compiler.
+
+Python keeps a tile until the last reference to it is dropped, which can be much later: in a loop, a variable holds the
+tile of the previous round while the next one is allocated. If SBUF or PSUM is full by that measure during a launch,
+:class:`Lifetimes` notes the error. When the kernel has ended, :meth:`Lifetimes.settle` allocates the tiles once more by
+their uses, and raises the error only if they do not fit by that measure, either.
+
+Tiles that a kernel places itself (``address=``) keep their place until Python frees them.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nki_impl.sim.errors import CapacityError
+
+PSUM_BANKS, PSUM_BANK_BYTES = 8, 2048
+
+
+class Clock:
+    """The number of instructions that all cores have begun; lifetimes are measured with it."""
+
+    now = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Life:
+    """The first and the last use of a tile in PSUM or SBUF, and its bytes per partition."""
+
+    first: int
+    last: int
+    size: int
+    psum: bool
+
+
+class Lifetimes:
+    """The lifetimes of the tiles of one core that were freed, and the first error about capacity.
+
+    ``deferred``: True during a launch; otherwise an error is raised at once.
+    """
+
+    def __init__(self) -> None:
+        self.deferred = False
+        self.ended: list[Life] = []
+        self.error: CapacityError | None = None
+
+    def full(self, error: CapacityError, size: int, limit: int) -> None:
+        """Note ``error``; raise it at once outside a launch, or if a single tile of ``size`` exceeds the capacity."""
+        if not self.deferred or size > limit:
+            raise error
+        if self.error is None:
+            self.error = error
+
+    def settle(self, sbuf_held: int, psum_held: Sequence[int], sbuf_limit: int | None) -> None:
+        """Raise the noted error unless all tiles fit by their uses.
+
+        ``sbuf_held`` and ``psum_held``: bytes of tiles that were not freed; they are counted for the whole launch.
+        """
+        if self.error is None:
+            return
+        sbuf = [life for life in self.ended if not life.psum]
+        psum = [life for life in self.ended if life.psum]
+        if sbuf_limit is not None and sbuf_held + peak(sbuf) > sbuf_limit:
+            raise self.error
+        if not fits_banks(psum, psum_held):
+            raise self.error
+
+
+def collect() -> None:
+    """Free tiles that only reference cycles hold."""
+    gc.collect()
+
+
+def peak(lives: Sequence[Life]) -> int:
+    """Return the largest number of bytes that are in use at the same time.
+
+    >>> peak([Life(1, 3, 10, False), Life(4, 9, 10, False), Life(3, 4, 5, False)])
+    15
+    """
+    running: list[tuple[int, int]] = []
+    used = most = 0
+    for life in sorted(lives):
+        while running and running[0][0] < life.first:
+            used -= heapq.heappop(running)[1]
+        heapq.heappush(running, (life.last, life.size))
+        used += life.size
+        most = max(most, used)
+    return most
+
+
+def fits_banks(lives: Sequence[Life], held: Sequence[int]) -> bool:
+    """Return whether the tiles fit into the banks of PSUM, each into the first bank with space, or into empty banks.
+
+    >>> full = [PSUM_BANK_BYTES] * 7 + [0]
+    >>> fits_banks([Life(1, 2, 2048, True), Life(3, 4, 2048, True)], full)
+    True
+    >>> fits_banks([Life(1, 3, 2048, True), Life(3, 4, 2048, True)], full)
+    False
+    """
+    banks = list(held)
+    running: list[tuple[int, list[int], int]] = []
+    for life in sorted(lives):
+        while running and running[0][0] < life.first:
+            _, freed, share = heapq.heappop(running)
+            for bank in freed:
+                banks[bank] -= share
+        count, share = -(-life.size // PSUM_BANK_BYTES), min(life.size, PSUM_BANK_BYTES)
+        if count > 1:
+            share = PSUM_BANK_BYTES
+        chosen = [bank for bank in range(PSUM_BANKS) if banks[bank] + share <= PSUM_BANK_BYTES]
+        if len(chosen) < count:
+            return False
+        for bank in chosen[:count]:
+            banks[bank] += share
+        heapq.heappush(running, (life.last, chosen[:count], share))
+    return True

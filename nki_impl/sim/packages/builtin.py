@@ -1,0 +1,1 @@
+"""``nki.builtin``, which AWS's tests import and do not use."""

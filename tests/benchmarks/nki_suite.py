@@ -1,0 +1,231 @@
+"""Run the test suite of AWS's nki-library on the simulator, and write the table of docs/nki/official_suite.md.
+
+``run CHECKOUT --out FILE`` runs each test file of the checkout in a process of its own, and appends one JSON line per
+test to FILE. Tests that FILE already lists are not run again, so an interrupted run can continue. ``table FILE`` prints
+the table: module, passed, failed, failures of the library itself, slow, skipped, and why.
+
+The checkout is not changed; its tests need the packages that its pyproject.toml lists in the extra ``test``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path("test", "integration", "nkilib")
+RESULTS, SAMPLE, SECONDS = "NKI_SUITE_RESULTS", "NKI_SUITE_SAMPLE", "NKI_SUITE_SECONDS"
+
+
+class TooSlow(BaseException):
+    """A test took longer than the limit. Not an Exception, so that no test counts it as an expected failure."""
+
+
+KINDS = ("passed", "failed", "upstream", "slow", "skipped")
+UPSTREAM = {
+    r"MLPTKGConstantsDimensionSizes.__init__\(\) missing 1 required": "the library does not pass remainderIFused",
+}
+"""Failures of the library itself: a pattern of the message, and the reason."""
+
+# The hooks of the child processes, which load this file as a plugin.
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests that have no result yet, or an evenly spaced sample of them."""
+    done = {line["test"] for line in read(Path(os.environ[RESULTS]))}
+    wanted = int(os.environ[SAMPLE])
+    runs = [item for item in items if not item.get_closest_marker("skip")]
+    if wanted and len(runs) > wanted:
+        kept = {runs[i * len(runs) // wanted].nodeid for i in range(wanted)}
+        skipped = [item for item in items if item.get_closest_marker("skip")]
+        items[:] = [item for item in runs if item.nodeid in kept] + skipped
+    items[:] = [item for item in items if item.nodeid not in done]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Stop a test after the time limit."""
+
+    def stop(*_: object) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(int(os.environ[SECONDS]))
+    try:
+        yield
+    except TooSlow:
+        pytest.fail(f"slower than {os.environ[SECONDS]} s", pytrace=False)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Append the result of a test to the file of results."""
+    if report.when != "call" and report.outcome == "passed":
+        return
+    line = {
+        "test": report.nodeid,
+        "outcome": report.outcome,
+        "seconds": round(report.duration, 2),
+        "why": "" if report.passed else _reason(report),
+    }
+    if "slower than" in line["why"][:20]:
+        line["outcome"] = "slow"
+    with open(os.environ[RESULTS], "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash else report.longrepr)[:2000]
+
+
+# The program.
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the test files of the checkout, each in a process of its own."""
+    checkout = arguments.checkout.resolve()
+    out = arguments.out.resolve()
+    if not (checkout / TESTS).is_dir():
+        print(f"no directory {checkout / TESTS}: pass a checkout of nki-library", file=sys.stderr)
+        return 2
+    out.touch()
+    environment = os.environ | {
+        RESULTS: str(out),
+        SAMPLE: str(arguments.sample),
+        SECONDS: str(arguments.seconds),
+        "PYTHONPATH": os.pathsep.join(
+            [
+                str(checkout / "src"),
+                str(checkout / "src" / "nkilib_src"),
+                str(Path(__file__).parent),
+            ]
+        ),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    for file in sorted((checkout / TESTS).rglob("test_*.py")):
+        if arguments.module and not re.search(arguments.module, str(file.relative_to(checkout))):
+            continue
+        print(file.relative_to(checkout), flush=True)
+        work = out.parent / (out.stem + "-artifacts")
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "nki_impl.sim.pytest_plugin",
+            "-p",
+            "nki_suite",
+        ]
+        command += [
+            "-p",
+            "no:cacheprovider",
+            "--test-mode",
+            "simulation",
+            "--tb=short",
+            "--show-capture=no",
+        ]
+        command += ["--platform-target", arguments.target, "--output-directory", str(work)]
+        command += [
+            "--force-local-cleanup",
+            "-o",
+            f"artifacts_dir={work}",
+            str(file.relative_to(checkout)),
+        ]
+        with open(out.with_suffix(".log"), "a", encoding="utf-8") as log:
+            subprocess.run(
+                command, cwd=checkout, env=environment, stdout=log, stderr=log, check=False
+            )
+    return 0
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the results in a file; the last result of a test counts."""
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return list({line["test"]: line for line in lines}.values())
+
+
+def summary(why: str) -> str:
+    """Return the kind of a failure: the exception and the rule, without the numbers of the case."""
+    last = next((part for part in reversed(why.splitlines()) if part.strip()), "")
+    text = re.sub(r"; got .*", "", last.split(" (at ")[0])
+    return re.sub(r"\d+", "N", re.sub(r"^(\w+\.)*(\w+: )", r"\2", text))[:160]
+
+
+def table(arguments: argparse.Namespace) -> int:
+    """Print the results by module as a Markdown table."""
+    results = read(arguments.results)
+    modules: dict[str, Counter[str]] = defaultdict(Counter)
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for line in results:
+        name = re.sub(r"^.*nkilib/|\.py::.*$", "", line["test"])
+        outcome = line["outcome"]
+        if outcome == "failed" and any(re.search(pattern, line["why"]) for pattern in UPSTREAM):
+            outcome = "upstream"
+        modules[name][outcome] += 1
+        if outcome == "failed":
+            reasons[name][summary(line["why"])] += 1
+    print(f"{datetime.date.today()}: {arguments.title}\n")
+    print("| module | passed | failed | upstream | slow | skipped | why failed |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    total: Counter[str] = Counter()
+    for name, counts in sorted(modules.items()):
+        total += counts
+        why = "; ".join(f"{n} x `{text}`" for text, n in reasons[name].most_common(4))
+        print(f"| `{name}` | {_cells(counts)} | {why.replace('|', '/')} |")
+    print(f"| all | {_cells(total)} | |")
+    decided = total["passed"] + total["failed"]
+    print(f"\n{total['passed']} of {decided} tests that ran to their end passed.")
+    return 0
+
+
+def _cells(counts: Counter[str]) -> str:
+    return " | ".join(str(counts[kind]) for kind in KINDS)
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("run", help="run the suite of a checkout")
+    one.add_argument("checkout", type=Path)
+    one.add_argument(
+        "--out", type=Path, required=True, help="file of results, one JSON line per test"
+    )
+    one.add_argument("--module", help="regular expression: only test files whose path matches")
+    one.add_argument(
+        "--sample", type=int, default=0, help="at most this many tests of a file; 0: all"
+    )
+    one.add_argument(
+        "--seconds", type=int, default=120, help="time limit of a test; then it counts as slow"
+    )
+    one.add_argument("--target", default="trn2", help="trn2 or trn3")
+    one.set_defaults(call=run)
+    two = commands.add_parser("table", help="print a file of results as a table")
+    two.add_argument("results", type=Path)
+    two.add_argument("--title", default="AWS's nki-library on the simulator")
+    two.set_defaults(call=table)
+    arguments = parser.parse_args()
+    code: int = arguments.call(arguments)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

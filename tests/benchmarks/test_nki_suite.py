@@ -1,0 +1,80 @@
+"""nki_suite runs the tests of a checkout that is laid out like AWS's, and tabulates them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow  # each run starts pytest several times
+PROGRAM = Path(__file__).with_name("nki_suite.py")
+CONFTEST = """
+def pytest_addoption(parser):
+    for name in ("--test-mode", "--platform-target", "--output-directory"):
+        parser.addoption(name)
+    parser.addoption("--force-local-cleanup", action="store_true")
+    parser.addini("artifacts_dir", "a directory")
+"""
+TESTS = """
+import time
+import nki
+import pytest
+
+class MLPTKGConstantsDimensionSizes:
+    def __init__(self, remainderIFused):
+        pass
+
+def test_passes():
+    assert nki.cpu_simulate
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_fails(n):
+    raise ValueError(f"tile {n}: at most 4; got 5")
+
+def test_upstream():
+    MLPTKGConstantsDimensionSizes()
+
+def test_sleeps():
+    time.sleep(60)
+
+@pytest.mark.skip(reason="large")
+def test_skipped():
+    pass
+"""
+
+
+def program(*arguments: object) -> str:
+    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_table_lists_each_kind_of_result_and_a_second_run_runs_nothing_again(tmp_path: Path):
+    folder = tmp_path / "test" / "integration" / "nkilib" / "core"
+    folder.mkdir(parents=True)
+    (tmp_path / "test" / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test" / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_tile.py").write_text(TESTS)
+    results = tmp_path / "results.jsonl"
+    for _ in range(2):
+        program("run", tmp_path, "--out", results, "--seconds", 1)
+        assert len(results.read_text().splitlines()) == 6
+    table = program("table", results)
+    assert "| `core/test_tile` | 1 | 2 | 1 | 1 | 1 | 2 x `ValueError: tile N: at most N` |" in table
+    assert "1 of 3 tests that ran to their end passed." in table
+
+
+def test_a_sample_is_spread_over_the_file(tmp_path: Path):
+    folder = tmp_path / "test" / "integration" / "nkilib"
+    folder.mkdir(parents=True)
+    (tmp_path / "test" / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test" / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_many.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('n', range(12))\ndef test_it(n):\n    pass\n"
+    )
+    results = tmp_path / "results.jsonl"
+    program("run", tmp_path, "--out", results, "--sample", 3)
+    names = [json.loads(line)["test"] for line in results.read_text().splitlines()]
+    assert [name.split("[")[1] for name in names] == ["0]", "4]", "8]"]

@@ -1,0 +1,157 @@
+"""The packed formats and the MX instructions of trn3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nki_impl.sim import isa as nisa
+from nki_impl.sim import language as nl
+from nki_impl.sim.errors import DtypeError, MatmulError, ShapeError, TargetError, UninitializedError
+from nki_impl.sim.machine.core import Core, acting_as
+from nki_impl.sim.packages.neuron_dtypes import static_cast
+from nki_impl.sim.tensor.packed import pack, unpack
+
+from .tiles import Array, bf16, empty, normal, tile, values
+
+PACKED = [nl.float8_e4m3fn_x4, nl.float8_e5m2_x4]
+
+
+@pytest.fixture
+def trn3() -> Iterator[Core]:
+    with acting_as(Core(target="trn3")) as one:
+        yield one
+
+
+def packed_tile(numbers: Array, dtype: Any) -> nl.NkiTensor:
+    held = pack(numbers.astype(np.float32), dtype)
+    out = nl.ndarray(held.shape, dtype)
+    out.array[...] = held
+    out.storage.set_all_written()
+    return out
+
+
+def scale_tile(scales: Array) -> nl.NkiTensor:
+    """Put the scales [K / 8, F] into the first four partitions of each quadrant; the rest is not written."""
+    out = empty((len(scales) * 8, scales.shape[1]), nl.uint8)
+    for row, line in enumerate(scales):
+        at = row // 4 * 32 + row % 4
+        nisa.dma_copy(out[at : at + 1], tile(line[None], nl.uint8))
+    return out
+
+
+@pytest.mark.parametrize("dtype", [*PACKED, nl.float4_e2m1fn_x4])
+def test_number_i_of_an_element_is_in_the_bits_from_i_times_its_width(dtype: Any) -> None:
+    numbers = np.float32([[0.5, -1.0, 2.0, 6.0], [0.0, 3.0, -0.5, 1.5]])
+    held = pack(numbers, dtype)
+    assert held.shape == (2, 1) and held.dtype == dtype.storage
+    assert np.array_equal(unpack(held, dtype), numbers)
+    width = held.itemsize * 2
+    word = int(held.view(f"<u{held.itemsize}")[0, 0])
+    half = {8: {0.5: 0x30}, 4: {0.5: 0x1}}[width].get(0.5)
+    if dtype is nl.float8_e5m2_x4:
+        half = 0x38
+    assert word & (2**width - 1) == half
+
+
+def test_static_cast_packs_unpacks_and_rounds() -> None:
+    x = normal(3, 8)
+    held = static_cast(x, nl.float8_e5m2_x4)
+    assert held.shape == (3, 2)
+    assert np.array_equal(
+        static_cast(held, np.float32), static_cast(static_cast(x, nl.float8_e5m2), np.float32)
+    )
+    assert static_cast(held, nl.float8_e5m2).dtype == nl.float8_e5m2
+
+
+def test_packed_tiles_move_but_no_other_instruction_computes_with_them(trn3: Core) -> None:
+    source = packed_tile(normal(32, 16), nl.float8_e4m3fn_x4)
+    out = empty((32, 4), nl.float8_e4m3fn_x4)
+    nisa.tensor_copy(out, source)
+    assert np.array_equal(out.array, source.array)
+    nisa.memset(out, 0.0)
+    assert not out.array.view(np.uint32).any()
+    for attempt in (
+        lambda: nisa.tensor_tensor(empty((32, 4)), source, source, nl.add),
+        lambda: nisa.tensor_copy(empty((32, 4)), source),
+        lambda: nisa.tensor_copy(out, tile(normal(32, 4))),
+        lambda: nisa.dma_copy(empty((32, 4)), source),
+    ):
+        with pytest.raises(DtypeError, match="only in nc_matmul_mx, quantize_mx"):
+            attempt()
+    with pytest.raises(DtypeError):
+        nisa.memset(out, 1.0)
+
+
+@pytest.mark.parametrize("dtype", PACKED)
+def test_quantize_mx_scales_by_the_largest_exponent_of_8_partitions_and_4_numbers(
+    trn3: Core, dtype: Any
+) -> None:
+    x = bf16(normal(64, 24) * np.float32(2) ** np.random.default_rng(2).integers(-20, 20, (64, 24)))
+    out, scale = empty((64, 6), dtype), empty((64, 6), nl.uint8)
+    nisa.quantize_mx(out, tile(x, nl.bfloat16), scale)
+    top, largest = (8, 448.0) if dtype is nl.float8_e4m3fn_x4 else (15, 57344.0)
+    got = unpack(out.array, dtype)
+    for block, column in np.ndindex(8, 6):
+        part = x[8 * block : 8 * block + 8, 4 * column : 4 * column + 4]
+        exponent = int(np.floor(np.log2(np.abs(part).max())))
+        at = block // 4 * 32 + block % 4
+        assert scale.array[at, column] == exponent - top + 127
+        expected = np.clip(part / 2.0 ** (exponent - top), -largest, largest)
+        numbers = got[8 * block : 8 * block + 8, 4 * column : 4 * column + 4]
+        # Half an ulp of the format: 3 or 2 fraction bits; subnormals below.
+        bound = np.maximum(np.abs(expected) * 2.0 ** (-4 if top == 8 else -3), 2.0**-10)
+        assert (np.abs(numbers - expected) <= bound).all()
+    with pytest.raises(UninitializedError):
+        values(scale[4:5])
+
+
+def test_matmul_mx_multiplies_scaled_blocks_and_sums_four_numbers(trn3: Core) -> None:
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-6, 7, (64, n)).astype(np.float32) for n in (4 * 5, 4 * 7))
+    sa, sb = rng.integers(120, 135, (8, 5)), rng.integers(120, 135, (8, 7))
+    c = empty((5, 7), nl.float32, nl.psum)
+    given = [packed_tile(a, nl.float8_e4m3fn_x4), packed_tile(b, nl.float8_e5m2_x4)]
+    nisa.nc_matmul_mx(c, *given, scale_tile(sa), scale_tile(sb))
+    b = unpack(given[1].array, nl.float8_e5m2_x4)
+    wide_a = a.reshape(64, 5, 4) * 2.0 ** (np.repeat(sa, 8, axis=0)[..., None] - 127.0)
+    wide_b = b.reshape(64, 7, 4) * 2.0 ** (np.repeat(sb, 8, axis=0)[..., None] - 127.0)
+    want = np.einsum("kmq,knq->mn", wide_a, wide_b)
+    most = np.einsum("kmq,knq->mn", np.abs(wide_a), np.abs(wide_b))
+    assert (np.abs(values(c) - want) <= 256 * 2.0**-24 * most).all()
+    nisa.nc_matmul_mx(c, *given, scale_tile(sa), scale_tile(sb))
+    assert (np.abs(values(c) - 2 * want) <= 512 * 2.0**-24 * most).all()
+
+
+def test_matmul_mx_reads_the_scales_that_it_needs_and_only_them(trn3: Core) -> None:
+    a = packed_tile(normal(32, 16), nl.float8_e4m3fn_x4)
+    scales = empty((32, 4), nl.uint8)
+    c = empty((4, 4), nl.float32, nl.psum)
+    nisa.memset(scales[0:3], 127)
+    with pytest.raises(UninitializedError, match="stationary_scale"):
+        nisa.nc_matmul_mx(c, a, a, scales, scales)
+    nisa.memset(scales[0:4], 127)
+    nisa.nc_matmul_mx(c, a, a, scales, scales)
+
+
+def test_mx_instructions_refuse_wrong_operands_and_targets(trn3: Core) -> None:
+    a, scales = (
+        packed_tile(normal(32, 16), nl.float8_e4m3fn_x4),
+        tile(np.full((32, 4), 127), nl.uint8),
+    )
+    c = empty((4, 4), nl.float32, nl.psum)
+    with pytest.raises(DtypeError, match="packed"):
+        nisa.nc_matmul_mx(c, tile(normal(32, 4), nl.bfloat16), a, scales, scales)
+    with pytest.raises(ShapeError, match="moving_scale"):
+        nisa.nc_matmul_mx(c, a, a, scales, scales[:, 0:3])
+    with pytest.raises(MatmulError, match="PSUM"):
+        nisa.nc_matmul_mx(empty((4, 4)), a, a, scales, scales)
+    with pytest.raises(DtypeError, match="float8_e5m2_x4 or float8_e4m3fn_x4"):
+        nisa.quantize_mx(
+            empty((32, 4), nl.float4_e2m1fn_x4), tile(normal(32, 16), nl.bfloat16), scales
+        )
+    with acting_as(Core(target="trn2")), pytest.raises(TargetError):
+        nisa.nc_matmul_mx(c, a, a, scales, scales)
