@@ -1,12 +1,18 @@
 """Race detection: find accesses of two cores to shared HBM whose order is undefined.
 
-Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. A meeting of both cores orders
-their accesses. A meeting is a ``core_barrier``, whatever tensor it names, or a collective, at which all cores of all
-ranks of a group meet. ``sendrecv`` orders only the tiles that it moves. The time between two meetings is a *phase*.
-Both cores are always in the same phase. Therefore:
+Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. Two operations order their
+accesses, and each of them orders only the tensors that it names: a ``core_barrier`` its ``data``, and a collective its
+sources and destinations. All views of a tensor are the same tensor here. ``sendrecv`` orders only the tiles that it
+moves. On the device, an instruction waits only for those that access the same data, so a barrier on K does not wait for
+writes to V. The documentation of ``core_barrier`` calls ``data`` the shared data to synchronise on.
+
+For one tensor, the time between two such operations is a *phase*. Both cores are always in the same phase. Therefore:
 
 - two accesses of different cores in different phases are ordered;
 - two accesses of different cores in one phase are not ordered, and are a race if either of them is a write.
+
+An order that exists only because other tensors carry it (core 1 writes K with data that core 0 computed after it read
+K) is not seen: such a kernel needs a barrier on K.
 
 The verdict depends neither on which core ran first nor on the values, with one exception. Both cores may write the same
 bits to the same place (each may set up the same table, for example), and each core may then read the bits that it
@@ -26,7 +32,7 @@ reset when a phase begins. With one core per rank nothing is checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,9 +74,8 @@ class Access:
 
 @dataclass(eq=False, slots=True)
 class Ledger:
-    """The accesses to one storage in one phase: a byte of ``marks`` for each ``unit`` bytes, and ``log``, a list."""
+    """The accesses to one storage in its phase: a byte of ``marks`` for each ``unit`` bytes, and ``log``, a list."""
 
-    phase: int
     unit: int
     marks: Marks
     log: list[Access] = field(default_factory=list)
@@ -88,15 +93,16 @@ class Rewrite:
 
 
 class Detector:
-    """The race detector of one rank: its phases, and the check of every access to shared HBM."""
+    """The race detector of one rank: it checks every access of its two cores to shared HBM."""
 
     def __init__(self) -> None:
-        self.phase = 0
         self._rewrite: Rewrite | None = None
 
-    def next_phase(self) -> None:
-        """Begin a new phase, because both cores have met."""
-        self.phase += 1
+    def order(self, storages: Iterable[Storage]) -> None:
+        """Begin a new phase of these storages, because both cores have met to order them."""
+        self.settle()
+        for storage in storages:
+            storage.shadow = None
 
     def on_access(self, core: Core, tensor: NkiTensor, is_write: bool) -> None:
         """Check one read or write; raises :class:`RaceError`."""
@@ -167,23 +173,19 @@ class Detector:
                 )
 
     def _ledger(self, tensor: NkiTensor) -> Ledger:
-        """Return the ledger of the tensor's storage for the current phase."""
+        """Return the ledger of the tensor's storage for its current phase."""
         storage: Storage = tensor.storage
         ledger = storage.shadow
         if not isinstance(ledger, Ledger):
             unit = storage.dtype.itemsize
-            ledger = Ledger(self.phase, unit, np.zeros(storage.raw.size // unit, np.uint8))
+            ledger = Ledger(unit, np.zeros(storage.raw.size // unit, np.uint8))
             storage.shadow = ledger
-        elif ledger.phase != self.phase:
-            ledger.marks.fill(0)
-            ledger.phase = self.phase
-            ledger.log.clear()
         if tensor.dtype.itemsize < ledger.unit:
             # A view with a smaller dtype: one mark per smaller unit from here on.
             unit, times = tensor.dtype.itemsize, ledger.unit // tensor.dtype.itemsize
             log = [_finer(access, times) for access in ledger.log]
             marks = np.repeat(ledger.marks, times)
-            ledger = Ledger(self.phase, unit, marks, log)
+            ledger = Ledger(unit, marks, log)
             storage.shadow = ledger
         return ledger
 
@@ -212,7 +214,7 @@ class Detector:
         name = tensor.name or "an unnamed tensor"
         raise RaceError(
             name,
-            "a core_barrier or a collective between the accesses of the two cores to shared HBM",
+            "a core_barrier or a collective on this tensor between the accesses of the two cores to it",
             f"{access}, {earlier}, and nothing orders the two; {int(np.count_nonzero(mine))} elements",
             f"put nisa.core_barrier({tensor.name or 'the tensor'}, (0, 1)) between the two",
             operation=access.operation,

@@ -171,6 +171,7 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
         if core.on_access is not None:
             core.on_access(core, tensor, False)
     if storage.missing and not is_written(tensor):
+        _await_other_core(storage)
         shape = tensor.shape
         count = 0 if storage.mask is None else int(np.count_nonzero(_mask(tensor)))
         total = tensor.size * (tensor.dtype.itemsize // storage.unit)
@@ -180,6 +181,19 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
             f"{total - count} of {total} elements of {tensor.name or 'the tensor'} {shape} never written",
             "write the whole tile first (memset, dma_copy), or read only what was written",
         )
+
+
+def _await_other_core(storage: Storage) -> None:
+    """Let the other core of the rank run, if it may still write the unwritten elements of ``storage``.
+
+    A core that reads before the other core has written, with no barrier between the two, breaks the rule of races: the
+    detector knows of the read, and raises :class:`~nki_impl.sim.errors.RaceError` at the write. Without this, the
+    error would be UninitializedError or RaceError, depending on which core runs first.
+    """
+    core = current()
+    if core.on_access is not None and storage.buffer is MemoryRegion.shared_hbm:
+        assert core.worker is not None and core.worker.machine is not None
+        core.worker.machine.let_others_run(core.worker)
 
 
 def read_raw(tensor: NkiTensor, operand: str) -> Array:
