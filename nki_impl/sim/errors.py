@@ -109,6 +109,10 @@ class UninitializedError(SimulatorError):
     """The kernel reads memory or an accumulator register that was never written."""
 
 
+class OverlapError(SimulatorError):
+    """A tensor is read after another one at the same address was written, or a copy overlaps its source."""
+
+
 class OutputError(SimulatorError):
     """The kernel writes an input, or returns something that is not a tensor in shared HBM."""
 

@@ -26,6 +26,7 @@ from nki_impl.sim.tensor.access import (
     write,
 )
 from nki_impl.sim.tensor.dtypes import round_once, to_float32
+from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
 from nki_impl.sim.tensor.views import NkiTensor
 
 _FREE = {"float8_e4m3", "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"}
@@ -194,6 +195,7 @@ def _accumulate(dst: NkiTensor, product: Array, accumulate: bool | None, strict:
             product = np.where(started, product + np.where(started, held, 0), product)
         target[...] = round_once(product, dst.dtype)
     else:
+        refuse_lost(dst, "dst")
         if strict or not is_written(dst):
             raise MatmulError(
                 "accumulate",
@@ -204,6 +206,8 @@ def _accumulate(dst: NkiTensor, product: Array, accumulate: bool | None, strict:
         target[...] = round_once(product + held, dst.dtype)
     started[...] = True
     mark_written(dst)
+    if storage.rivals:
+        overwrite_rivals(dst)
 
 
 @instruction

@@ -38,6 +38,7 @@ from nki_impl.sim.tensor.access import (
     write,
 )
 from nki_impl.sim.tensor.dtypes import round_once
+from nki_impl.sim.tensor.overlap import check_copy
 from nki_impl.sim.tensor.views import NkiTensor
 
 ARITH = ("arith", "arith4", "compare")
@@ -68,6 +69,7 @@ def tensor_copy(
             core.target,
             "use activation(nl.copy)",
         )
+    check_copy(dst, src)
     copy_bits(dst, src)
     core.count(chosen, dst.array.size)
 

@@ -8,8 +8,9 @@ The used capacity of SBUF is the number of allocated bytes per partition. PSUM i
 fits into one bank is never split between two banks. A storage is freed when the last Python reference to its tensor and
 views is dropped; with CPython's reference counts that moment depends only on the program.
 
-A kernel may place tensors itself (``address=``). Such tensors keep separate bytes even if their addresses overlap, so
-they do not overwrite each other. Together they use as many bytes as the highest address that any of them reaches.
+A kernel may place tensors itself (``address=``). Such tensors keep separate bytes even if their addresses overlap; the
+module :mod:`nki_impl.sim.tensor.overlap` finds reads of overwritten data. Together they use as many bytes as the
+highest address that any of them reaches.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/about/memory-hierarchy-overview.html
 """
@@ -17,6 +18,7 @@ Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/about/memory
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from enum import Enum
 
@@ -52,13 +54,14 @@ class Storage:
     ``raw``: the bytes. ``missing``: the number of units that were never written. ``mask``: a bool for each ``unit``
     bytes, True if written; None if nothing or everything has been written. ``started`` (PSUM): the elements whose last
     write was by a matmul. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
-    ``read_only``: True for kernel inputs, which cannot be written.
+    ``read_only``: True for kernel inputs, which cannot be written. ``placed``: (partition, byte) if the kernel chose the
+    address. ``rivals``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`.
     """
 
     __slots__ = (
         "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "unit", "started", "account", "placed", "banks", "on_chip",
-        "free_size", "shadow", "__weakref__",
+        "free_size", "shadow", "line", "rivals", "lost", "lost_to", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +92,10 @@ class Storage:
         self.banks: dict[int, int] = {}
         self.on_chip = buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum
         self.free_size = self.size // shape[0]
+        self.line = ""
+        self.rivals: list[weakref.ref[Storage]] = []
+        self.lost: NDArray[np.bool_] | None = None
+        self.lost_to = ""
         self.shadow: object = None
         """The race detector's records of this storage."""
 
@@ -134,6 +141,13 @@ class CoreMemory:
         self.psum_live = [0] * PSUM_BANKS
         self.psum_high = 0
         self._placed: Counter[int] = Counter()
+        self._tenants: list[weakref.ref[Storage]] = []
+
+    def tenants(self, storage: Storage) -> list[Storage]:
+        """Return the other living tensors that the kernel placed in the memory of ``storage``, and add ``storage``."""
+        living = [(ref, held) for ref in self._tenants if (held := ref()) is not None]
+        self._tenants = [ref for ref, _ in living] + [weakref.ref(storage)]
+        return [held for _, held in living if held.buffer is storage.buffer]
 
     def charge(self, storage: Storage, address: tuple[int, int] | None) -> None:
         """Allocate space for ``storage``; ``address`` = (partition, byte) if the kernel chooses the place.

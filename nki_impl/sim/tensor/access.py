@@ -25,7 +25,8 @@ from nki_impl.sim.machine.core import current
 from nki_impl.sim.memory.registers import VirtualRegister
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
 from nki_impl.sim.tensor.dtypes import as_dtype, round_once, to_float32
-from nki_impl.sim.tensor.patterns import strided, view_of
+from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
+from nki_impl.sim.tensor.patterns import over, strided, view_of
 from nki_impl.sim.tensor.views import NkiTensor
 
 Array = NDArray
@@ -110,21 +111,6 @@ def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
     return view_of(tensor, array, tensor.dtype)
 
 
-def over(tensor: NkiTensor, shadow: Array, unit: int) -> Array:
-    """Return the part of ``shadow`` that belongs to ``tensor``; ``shadow`` has one entry per ``unit`` bytes of storage.
-
-    If the tensor's elements are wider than ``unit``, the entries of one element are along an additional last axis.
-    """
-    width = tensor.dtype.itemsize // unit
-    size = shadow.itemsize
-    strides = tuple(s // unit * size for s in tensor.array.strides)
-    shape = tensor.array.shape
-    if width > 1:
-        shape, strides = (*shape, width), (*strides, size)
-    start = tensor.byte_offset // unit * size
-    return np.ndarray(shape, shadow.dtype, shadow, start, strides)
-
-
 def _mask(tensor: NkiTensor) -> NDArray[np.bool_]:
     storage = tensor.storage
     if tensor.dtype.itemsize < storage.unit:
@@ -171,6 +157,7 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
         if core.on_access is not None:
             core.on_access(core, tensor, False)
     if storage.missing and not is_written(tensor):
+        refuse_lost(tensor, operand)
         _await_other_core(storage)
         shape = tensor.shape
         count = 0 if storage.mask is None else int(np.count_nonzero(_mask(tensor)))
@@ -241,6 +228,8 @@ def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
         mark_written(tensor)
     if storage.started is not None:
         over(tensor, storage.started, storage.dtype.itemsize)[...] = False
+    if storage.rivals:
+        overwrite_rivals(tensor)
 
 
 def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "dst") -> None:
@@ -254,6 +243,8 @@ def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "ds
         _recount(dst)
     if storage.started is not None:
         over(dst, storage.started, storage.dtype.itemsize)[chosen] = False
+    if storage.rivals:
+        overwrite_rivals(dst)
 
 
 def check_read_where(tensor: NkiTensor, chosen: Array, operand: str) -> None:
@@ -276,7 +267,10 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
 
     Between equal dtypes the copy is bit-exact; otherwise values are converted through float32.
     """
-    hole = None if is_written(src) else _holes(src).reshape(dst.shape)
+    hole = None
+    if not is_written(src):
+        refuse_lost(src, "src")
+        hole = _holes(src).reshape(dst.shape)
     write(dst, src.array if dst.dtype is src.dtype else to_float32(src.array))
     if hole is None:
         return

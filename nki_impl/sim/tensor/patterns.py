@@ -73,6 +73,21 @@ def strided(
         ) from None
 
 
+def over(tensor: NkiTensor, shadow: NDArray, unit: int) -> NDArray:
+    """Return the part of ``shadow`` that belongs to ``tensor``; ``shadow`` has one entry per ``unit`` bytes of storage.
+
+    If the tensor's elements are wider than ``unit``, the entries of one element are along an additional last axis.
+    """
+    width = tensor.dtype.itemsize // unit
+    size = shadow.itemsize
+    strides = tuple(s // unit * size for s in tensor.array.strides)
+    shape = tensor.array.shape
+    if width > 1:
+        shape, strides = (*shape, width), (*strides, size)
+    start = tensor.byte_offset // unit * size
+    return np.ndarray(shape, shadow.dtype, shadow, start, strides)
+
+
 def access_pattern(
     base: NkiTensor,
     pattern: list[list[int]],
