@@ -23,7 +23,7 @@ from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 from nki_impl.sim.tensor.access import is_written, to_numpy
 from nki_impl.sim.tensor.dtypes import ALL, round_once
 
-from .tiles import empty, normal, tile, values
+from .tiles import empty, normal, tile
 
 
 def test_outside_a_launch_an_allocation_says_how_to_launch() -> None:

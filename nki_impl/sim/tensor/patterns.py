@@ -35,8 +35,8 @@ class Dynamic:
 def view_of(base: NkiTensor, array: NDArray, dtype: DType) -> NkiTensor:
     """Return a tensor on the storage of ``base``; ``array`` holds its elements."""
     out = object.__new__(type(base))
-    out.storage = base.storage
-    out.array = array
+    out._storage = base._storage
+    out._array = array
     out.dtype = dtype
     out.dynamic = None
     out.whole = False

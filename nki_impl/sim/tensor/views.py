@@ -25,7 +25,7 @@ from nki_impl.sim.errors import (
     ViewError,
 )
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
-from nki_impl.sim.operators.refusal import refuse, refuse_values
+from nki_impl.sim.operators.refusal import hidden, refuse, refuse_values
 from nki_impl.sim.tensor.dtypes import DType, as_dtype
 from nki_impl.sim.tensor.indexing import checked_index, checked_slice, numpy_key
 from nki_impl.sim.tensor.patterns import Dynamic, access_pattern, parse_names, strided, view_of
@@ -60,14 +60,14 @@ class NKIObject:
 class NkiTensor(NKIObject):
     """A view of a :class:`Storage`: ``array`` is the NumPy view of its bytes, ``dtype`` is their format.
 
-    ``dynamic`` is None, or an index (:class:`Dynamic`) whose value is read when an instruction runs. ``whole`` is True
+    Only the simulator can use ``storage`` and ``array``; kernels get an error. ``dynamic`` is None, or an index (:class:`Dynamic`) whose value is read when an instruction runs. ``whole`` is True
     if the view covers the whole storage in order.
     """
 
-    __slots__ = ("storage", "array", "dtype", "dynamic", "whole")
+    __slots__ = ("_storage", "_array", "dtype", "dynamic", "whole")
 
-    storage: Storage
-    array: NDArray
+    _storage: Storage
+    _array: NDArray
     dtype: DType
     dynamic: Dynamic | None
     whole: bool
@@ -80,11 +80,14 @@ class NkiTensor(NKIObject):
         buffer: MemoryRegion | str = sbuf,
         name: str = "",
     ) -> None:
-        self.storage = storage
+        self._storage = storage
         self.dtype = dtype
-        self.array = storage.raw.view(dtype.storage).reshape(shape)
+        self._array = storage.raw.view(dtype.storage).reshape(shape)
         self.dynamic = None
         self.whole = True
+
+    storage = hidden("NkiTensor", "storage")
+    array = hidden("NkiTensor", "array")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -383,6 +386,9 @@ class NkiTensor(NKIObject):
 
     def __hash__(self) -> int:
         return id(self)
+
+    def __copy__(self) -> NkiTensor:
+        return self._view(self._array)
 
     def __repr__(self) -> str:
         return f"NkiTensor({self.name or '?'}, {self.shape}, {self.dtype}, {self.buffer.value})"
