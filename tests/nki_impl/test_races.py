@@ -210,6 +210,35 @@ def test_a_barrier_on_a_view_orders_the_whole_tensor():
     assert np.array_equal(is_ordered(kernel)[0], np.concatenate([X[4:], X[:4]]))
 
 
+def test_a_barrier_waits_for_what_its_tensor_was_computed_from():
+    """Core 1 overwrites K after a barrier on T, which core 0 wrote after it had read K."""
+
+    def kernel(x, early):
+        k, t, out = shared("k"), shared("t"), shared()
+        nisa.dma_copy(dst=k, src=x)
+        nisa.core_barrier(k, (0, 1))
+        if early:
+            nisa.dma_copy(dst=mine(t), src=mine(x))
+        half = tile()
+        nisa.dma_copy(dst=half, src=others(k))  # read
+        if not early:
+            nisa.dma_copy(dst=mine(t), src=half)
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=mine(k), src=tile(3.0))  # write
+        nisa.dma_copy(dst=mine(out), src=half)
+        return out
+
+    def after_the_read(x):
+        return kernel(x, False)
+
+    want = np.concatenate([X[4:], X[:4]])
+    assert np.array_equal(is_ordered(after_the_read)[0], want)
+    # If t was written before k was read, t does not depend on k.
+    for seed in SEEDS:
+        with pytest.raises(RaceError, match="dma_copy: k"):
+            run_ranks(kernel, [(X, True)], lnc=2, interleave=seed)
+
+
 def test_a_write_that_no_barrier_orders_is_a_race_in_later_phases_too():
     def kernel(x):
         t, u, out = shared(), shared("u"), shared()

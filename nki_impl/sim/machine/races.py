@@ -1,18 +1,19 @@
 """Race detection: find accesses of two cores to shared HBM whose order is undefined.
 
 Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. Two operations order their
-accesses, and each of them orders only the tensors that it names: a ``core_barrier`` its ``data``, and a collective its
-sources and destinations. All views of a tensor are the same tensor here. ``sendrecv`` orders only the tiles that it
-moves. On the device, an instruction waits only for those that access the same data, so a barrier on K does not wait for
-writes to V. The documentation of ``core_barrier`` calls ``data`` the shared data to synchronise on.
+accesses: a ``core_barrier`` those to its ``data``, and a collective those to its sources and destinations. All views of a
+tensor are the same tensor here. ``sendrecv`` orders only the tiles that it moves. The documentation of ``core_barrier``
+calls ``data`` the shared data to synchronise on: on the device, an instruction waits only for those that access the same
+data, so a barrier on K does not wait for writes to V.
 
 For one tensor, the time between two such operations is a *phase*. Both cores are always in the same phase. Therefore:
 
 - two accesses of different cores in different phases are ordered;
 - two accesses of different cores in one phase are not ordered, and are a race if either of them is a write.
 
-An order that exists only because other tensors carry it (core 1 writes K with data that core 0 computed after it read
-K) is not seen: such a kernel needs a barrier on K.
+A barrier on T also waits for what T was computed from, and no instruction of either core passes it. So if a core reads
+K, then writes T, and then meets the other core at a barrier on T, the other core may overwrite K. The detector assumes
+that T depends on every earlier read, and forgets these reads at the barrier. It never forgets a write to another tensor.
 
 The verdict depends neither on which core ran first nor on the values, with one exception. Both cores may write the same
 bits to the same place (each may set up the same table, for example), and each core may then read the bits that it
@@ -32,6 +33,7 @@ reset when a phase begins. With one core per rank nothing is checked.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -58,9 +60,13 @@ Marks = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One access in the current phase, kept so that the message of a race can name it."""
+    """One access in the current phase, kept so that the message of a race can name it.
+
+    ``index``: the number of the instruction in the program of the core.
+    """
 
     core: int
+    index: int
     kind: int
     operation: str
     line: str
@@ -97,12 +103,25 @@ class Detector:
 
     def __init__(self) -> None:
         self._rewrite: Rewrite | None = None
+        self._accessed: weakref.WeakSet[Storage] = weakref.WeakSet()
+
+    def at_barrier(self, storage: Storage) -> None:
+        """Begin a new phase of ``storage``, and forget reads of other tensors that its new values depend on."""
+        ledger = storage.shadow
+        if isinstance(ledger, Ledger):
+            for core in (0, 1):
+                writes = [a.index for a in ledger.log if a.core == core and a.kind == WRITE]
+                for other in list(self._accessed) if writes else ():
+                    if isinstance(other.shadow, Ledger):
+                        _forget_reads(other.shadow, core, writes[-1])
+        self.order((storage,))
 
     def order(self, storages: Iterable[Storage]) -> None:
         """Begin a new phase of these storages, because both cores have met to order them."""
         self.settle()
         for storage in storages:
             storage.shadow = None
+            self._accessed.discard(storage)
 
     def on_access(self, core: Core, tensor: NkiTensor, is_write: bool) -> None:
         """Check one read or write; raises :class:`RaceError`."""
@@ -138,7 +157,7 @@ class Detector:
         marks = over(tensor, ledger.marks, ledger.unit)
         start = tensor.byte_offset // ledger.unit
         access = Access(
-            mine, kind, core.operation, kernel_line(), start, marks.shape, marks.strides
+            mine, core.index, kind, core.operation, kernel_line(), start, marks.shape, marks.strides
         )
         present = int(np.bitwise_or.reduce(marks, axis=None))
         if present & (_ANY << other):
@@ -180,6 +199,7 @@ class Detector:
             unit = storage.dtype.itemsize
             ledger = Ledger(unit, np.zeros(storage.raw.size // unit, np.uint8))
             storage.shadow = ledger
+            self._accessed.add(storage)
         if tensor.dtype.itemsize < ledger.unit:
             # A view with a smaller dtype: one mark per smaller unit from here on.
             unit, times = tensor.dtype.itemsize, ledger.unit // tensor.dtype.itemsize
@@ -226,9 +246,23 @@ def _watched(tensor: NkiTensor) -> bool:
     return tensor.storage.buffer is MemoryRegion.shared_hbm and not tensor.storage.read_only
 
 
-def _window(array: NDArray[np.bool_], access: Access) -> NDArray[np.bool_]:
+def _forget_reads(ledger: Ledger, core: int, before: int) -> None:
+    """Remove the reads of ``core`` with an index below ``before`` from the log and the marks."""
+    kept = [a for a in ledger.log if a.core != core or a.kind != READ or a.index >= before]
+    if len(kept) == len(ledger.log):
+        return
+    ledger.log = kept
+    ledger.marks &= np.uint8(0xFF ^ (READ << core))
+    for access in kept:
+        if access.core == core and access.kind == READ:
+            marks = _window(ledger.marks, access)
+            foreign = (marks & np.uint8(WRITE << core)) == 0
+            marks |= foreign.view(np.uint8) * np.uint8(READ << core)
+
+
+def _window(array: NDArray, access: Access) -> NDArray[np.bool_]:
     """Return the part of ``array`` that ``access`` covers; ``array`` has one entry per unit of the storage."""
-    return np.ndarray(access.shape, np.bool_, array, access.start, access.strides)
+    return np.ndarray(access.shape, array.dtype, array, access.start, access.strides)
 
 
 def _finer(access: Access, times: int) -> Access:
@@ -236,6 +270,7 @@ def _finer(access: Access, times: int) -> Access:
     shape, strides = (*access.shape, times), (*(times * s for s in access.strides), 1)
     return Access(
         access.core,
+        access.index,
         access.kind,
         access.operation,
         access.line,

@@ -64,7 +64,7 @@ def _pass(meeting: Meeting) -> None:
         )
     detector = meeting.members[0].races
     if detector is not None:
-        detector.order(storages[:1])
+        detector.at_barrier(storages[0])
 
 
 @instruction_from(3)
