@@ -22,6 +22,7 @@ from nki_impl.sim.tensor.access import (
     over,
     read,
     read_raw,
+    result_array,
     tile,
     write,
 )
@@ -76,7 +77,7 @@ def nc_matmul(
         _transpose_mode(dst, moving)
     a = flat(read(stationary, "stationary"))
     b = flat(read(moving, "moving"))
-    _accumulate(dst, np.matmul(a.T, b), accumulate, core.strict_matmul)
+    _accumulate(dst, a.T, b, accumulate, core.strict_matmul)
     core.count("tensor", m * n, 2 * k * m * n)
 
 
@@ -177,19 +178,22 @@ def _transpose_mode(dst: NkiTensor, moving: NkiTensor) -> None:
         )
 
 
-def _accumulate(dst: NkiTensor, product: Array, accumulate: bool | None, strict: bool) -> None:
-    storage = dst.storage
-    target = dst.array
-    held = to_float32(target)
+def _accumulate(dst: NkiTensor, a: Array, b: Array, accumulate: bool | None, strict: bool) -> None:
+    """Write a @ b to ``dst``, or add it, and mark the elements as written by a matmul."""
+    storage, target = dst._storage, dst._array
+    if accumulate is False:
+        out = result_array(dst, (a.shape[0], b.shape[1]))
+        write(dst, np.matmul(a, b, out=out) if out is not None else np.matmul(a, b))
+        _mark_started(dst)
+        return
+    product, held = np.matmul(a, b), to_float32(target)
     if product.shape != target.shape:
         product = product.reshape(target.shape)
-    if storage.started is None:
-        storage.started = np.zeros(storage.size, np.bool_)
-    started = over(dst, storage.started, storage.dtype.itemsize)
-    if accumulate is False:
+    whole = storage.started is True
+    started = None if whole else over(dst, storage.started_mask(), storage.dtype.itemsize)
+    if started is None or started.all():
+        np.add(product, held, out=product)
         target[...] = round_once(product, dst.dtype)
-    elif started.all():
-        target[...] = round_once(product + held, dst.dtype)
     elif accumulate is None:
         if started.any():
             product = np.where(started, product + np.where(started, held, 0), product)
@@ -204,10 +208,18 @@ def _accumulate(dst: NkiTensor, product: Array, accumulate: bool | None, strict:
                 "pass accumulate=(i > 0), or None",
             )
         target[...] = round_once(product + held, dst.dtype)
-    started[...] = True
+    _mark_started(dst)
     mark_written(dst)
     if storage.rivals:
         overwrite_rivals(dst)
+
+
+def _mark_started(dst: NkiTensor) -> None:
+    storage = dst._storage
+    if dst.whole:
+        storage.started = True
+    elif storage.started is not True:
+        over(dst, storage.started_mask(), storage.dtype.itemsize)[...] = True
 
 
 @instruction

@@ -193,7 +193,7 @@ class Detector:
 
     def _ledger(self, tensor: NkiTensor) -> Ledger:
         """Return the ledger of the tensor's storage for its current phase."""
-        storage: Storage = tensor.storage
+        storage: Storage = tensor._storage
         ledger = storage.shadow
         if not isinstance(ledger, Ledger):
             unit = storage.dtype.itemsize
@@ -243,7 +243,7 @@ class Detector:
 
 def _watched(tensor: NkiTensor) -> bool:
     """Return whether both cores can access the tensor and the kernel may write it."""
-    return tensor.storage.buffer is MemoryRegion.shared_hbm and not tensor.storage.read_only
+    return tensor._storage.buffer is MemoryRegion.shared_hbm and not tensor._storage.read_only
 
 
 def _forget_reads(ledger: Ledger, core: int, before: int) -> None:
@@ -285,10 +285,10 @@ def _bytes_of(tensor: NkiTensor) -> NDArray[np.uint8]:
 
     Unlike floating-point numbers, bytes can be compared even if an element is NaN.
     """
-    array = tensor.array
+    array = tensor._array
     strides = (*array.strides, 1)
     shape = (*array.shape, tensor.dtype.itemsize)
-    return np.ndarray(shape, np.uint8, tensor.storage.raw, tensor.byte_offset, strides)
+    return np.ndarray(shape, np.uint8, tensor._storage.raw, tensor.byte_offset, strides)
 
 
 def _per_element(marks: NDArray[np.bool_], tensor: NkiTensor) -> NDArray[np.bool_]:

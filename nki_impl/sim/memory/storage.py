@@ -1,8 +1,7 @@
 """The memories of the device: storages, and the capacity of each physical core.
 
 A :class:`Storage` is one allocation. It holds the bytes and, until every element has been written, a mask of the
-written elements. Unwritten memory holds the byte 0xFF (NaN in every float format), and reading it for arithmetic is an
-error (see :mod:`nki_impl.sim.tensor.access`).
+written elements. Unwritten memory holds any bytes, and reading it for arithmetic is an error (see :mod:`nki_impl.sim.tensor.access`).
 
 The used capacity of SBUF is the number of allocated bytes per partition. PSUM is counted per bank of 2 KiB. A tile that
 fits into one bank is never split between two banks. A storage is freed when the last Python reference to its tensor and
@@ -53,7 +52,7 @@ class Storage:
 
     ``raw``: the bytes. ``missing``: the number of units that were never written. ``mask``: a bool for each ``unit``
     bytes, True if written; None if nothing or everything has been written. ``started`` (PSUM): the elements whose last
-    write was by a matmul. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
+    write was by a matmul; None if there are none, True if all are. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
     ``read_only``: True for kernel inputs, which cannot be written. ``placed``: (partition, byte) if the kernel chose the
     address. ``rivals``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`.
     """
@@ -76,7 +75,7 @@ class Storage:
         self.dtype = dtype
         self.shape = shape
         self.size = math.prod(shape)
-        self.raw: NDArray[np.uint8] = np.full(self.size * dtype.itemsize, 0xFF, np.uint8)
+        self.raw: NDArray[np.uint8] = np.empty(self.size * dtype.itemsize, np.uint8)
         self.base = self.raw.__array_interface__["data"][0]
         self.name = name
         self.owner = owner
@@ -86,7 +85,7 @@ class Storage:
         self.missing = self.size
         self.mask: NDArray[np.bool_] | None = None
         self.unit = dtype.itemsize
-        self.started: NDArray[np.bool_] | None = None
+        self.started: NDArray[np.bool_] | bool | None = None
         self.account: CoreMemory | None = None
         self.placed: tuple[int, int] | None = None
         self.banks: dict[int, int] = {}
@@ -109,6 +108,17 @@ class Storage:
         if self.mask is None:
             self.mask = np.full(self.raw.size // self.unit, self.missing == 0)
         return self.mask
+
+    def started_mask(self) -> NDArray[np.bool_]:
+        """Return the mask of elements whose last write was by a matmul; create it if necessary."""
+        if not isinstance(self.started, np.ndarray):
+            self.started = np.full(self.size, self.started is True)
+        return self.started
+
+    def fill_unwritten(self) -> None:
+        """Fill unwritten memory with the byte 0xFF, NaN in every float format, so that it can be shown."""
+        if self.missing:
+            self.raw[np.repeat(~self.written_mask(), self.unit)] = 0xFF
 
     def set_all_written(self) -> None:
         """Record that every element has been written."""
@@ -274,10 +284,11 @@ def check_shape(shape: tuple[int, ...], buffer: MemoryRegion) -> None:
     It is a :class:`PartitionError` for more than 128 partitions, or for no partition dimension on chip, and a
     :class:`ShapeError` for a length below 1.
     """
-    if any(not isinstance(n, (int, np.integer)) or n < 1 for n in shape) or not 1 <= len(shape):
-        raise ShapeError(
-            "shape", "positive integers, at least one", shape, "pass a tuple of lengths"
-        )
+    for n in shape or (0,):
+        if not isinstance(n, (int, np.integer)) or n < 1:
+            raise ShapeError(
+                "shape", "positive integers, at least one", shape, "pass a tuple of lengths"
+            )
     if buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum:
         if len(shape) < 2:
             raise PartitionError(

@@ -24,7 +24,7 @@ from nki_impl.sim.errors import (
 from nki_impl.sim.machine.core import current
 from nki_impl.sim.memory.registers import VirtualRegister
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
-from nki_impl.sim.tensor.dtypes import as_dtype, round_once, to_float32
+from nki_impl.sim.tensor.dtypes import as_dtype, float32, round_once, rounds_on_store, to_float32
 from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
 from nki_impl.sim.tensor.patterns import over, strided, view_of
 from nki_impl.sim.tensor.views import NkiTensor
@@ -41,7 +41,7 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
     """
     if not isinstance(tensor, NkiTensor):
         raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tile in SBUF or PSUM")
-    storage = tensor.storage
+    storage = tensor._storage
     if not storage.on_chip:
         raise PlacementError(
             operand, "a tile in SBUF or PSUM", tensor.buffer.value, "dma_copy it to SBUF"
@@ -52,14 +52,14 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
         static = resolve(tensor)
         assert static is not None
         tensor = static
-    if not tensor.whole:
+    if tensor._array.shape[0] != storage.shape[0] or storage.placed is not None:
         _check_start(tensor, operand)
     return tensor
 
 
 def _check_start(tensor: NkiTensor, operand: str) -> None:
-    used = tensor.array.shape[0]
-    storage = tensor.storage
+    used = tensor._array.shape[0]
+    storage = tensor._storage
     start = tensor.byte_offset // storage.partition_bytes + (storage.placed or (0, 0))[0]
     if start and start % (128 if used > 64 else 64 if used > 32 else 32):
         raise PartitionError(
@@ -103,7 +103,7 @@ def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
                 "clamp it, or use oob_mode.skip",
             )
         start = tensor.byte_offset + value * dynamic.stride * tensor.dtype.itemsize
-        array = strided(tensor, start, tensor.shape, tensor.array.strides, tensor.dtype)
+        array = strided(tensor, start, tensor.shape, tensor._array.strides, tensor.dtype)
     except OutOfBoundsError:
         if skip:
             return None
@@ -112,7 +112,7 @@ def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
 
 
 def _mask(tensor: NkiTensor) -> NDArray[np.bool_]:
-    storage = tensor.storage
+    storage = tensor._storage
     if tensor.dtype.itemsize < storage.unit:
         storage.split_mask(tensor.dtype.itemsize)
     return over(tensor, storage.written_mask(), storage.unit)
@@ -120,24 +120,25 @@ def _mask(tensor: NkiTensor) -> NDArray[np.bool_]:
 
 def is_written(tensor: NkiTensor) -> bool:
     """Return True if every element of ``tensor`` has been written."""
-    storage = tensor.storage
+    storage = tensor._storage
     if storage.missing == 0:
         return True
-    return storage.mask is not None and bool(_mask(tensor).all())
+    return storage.mask is not None and bool(np.logical_and.reduce(_mask(tensor), axis=None))
 
 
 def mark_written(tensor: NkiTensor) -> None:
     """Mark every element of ``tensor`` as written."""
-    storage = tensor.storage
+    storage = tensor._storage
     if storage.missing == 0:
         return
     if tensor.whole or (
-        tensor.array.flags.c_contiguous and tensor.array.nbytes == storage.raw.size
+        tensor._array.nbytes == storage.raw.size and tensor._array.flags.c_contiguous
     ):
         storage.set_all_written()
         return
+    fresh = storage.mask is None
     mask = _mask(tensor)
-    before = int(np.count_nonzero(mask))
+    before = 0 if fresh else int(np.count_nonzero(mask))
     if before == mask.size:
         return
     mask[...] = True
@@ -151,7 +152,7 @@ def mark_written(tensor: NkiTensor) -> None:
 
 def check_read(tensor: NkiTensor, operand: str) -> None:
     """Notify the race detector, and raise :class:`UninitializedError` if an element has never been written."""
-    storage = tensor.storage
+    storage = tensor._storage
     if not storage.on_chip:
         core = current()
         if core.on_access is not None:
@@ -186,19 +187,19 @@ def _await_other_core(storage: Storage) -> None:
 def read_raw(tensor: NkiTensor, operand: str) -> Array:
     """Return a view of the elements in the dtype of the tensor; the caller must not change it."""
     check_read(tensor, operand)
-    return tensor.array
+    return tensor._array
 
 
 def read(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
     """Return the elements as float32; for a float32 tensor this is a view, so the caller must not change it."""
-    if tensor.storage.missing or not tensor.storage.on_chip:
+    if tensor._storage.missing or not tensor._storage.on_chip:
         check_read(tensor, operand)
-    return to_float32(tensor.array)
+    return to_float32(tensor._array)
 
 
 def check_write(tensor: NkiTensor, operand: str) -> None:
     """Raise :class:`OutputError` if the tensor is read-only; otherwise notify the race detector."""
-    storage = tensor.storage
+    storage = tensor._storage
     if storage.on_chip:
         return
     if storage.read_only:
@@ -216,46 +217,63 @@ def check_write(tensor: NkiTensor, operand: str) -> None:
 def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
     """Round ``values`` once to the dtype of ``tensor``, store them and mark them as written.
 
-    ``values`` have the tensor's shape, or a shape with as many elements, such as (partitions, free size).
+    ``values`` have the tensor's shape, or a shape with as many elements, such as (partitions, free size). They may be
+    the array of :func:`result_array`, which is then already stored.
     """
-    if not tensor.storage.on_chip:
+    if not tensor._storage.on_chip:
         check_write(tensor, operand)
-    if values.shape != tensor.array.shape:
-        values = values.reshape(tensor.array.shape)
-    tensor.array[...] = round_once(values, tensor.dtype)
-    storage = tensor.storage
+    array = tensor._array
+    if values.shape != array.shape:
+        values = values.reshape(array.shape)
+    if values is not array:
+        exact = rounds_on_store(values, tensor.dtype)
+        array[...] = values if exact else round_once(values, tensor.dtype)
+    storage = tensor._storage
     if storage.missing:
         mark_written(tensor)
     if storage.started is not None:
-        over(tensor, storage.started, storage.dtype.itemsize)[...] = False
+        if tensor.whole:
+            storage.started = None
+        else:
+            over(tensor, storage.started_mask(), storage.dtype.itemsize)[...] = False
     if storage.rivals:
         overwrite_rivals(tensor)
+
+
+def result_array(dst: NkiTensor, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    """Return the array of ``dst`` if the last step of a computation may write its float32 result of ``shape`` there.
+
+    This saves a copy. NumPy copies an operand first if it overlaps the result. Returns None if the result must be
+    rounded or reshaped.
+    """
+    array = dst._array
+    return array if dst.dtype is float32 and array.shape == shape and dst._storage.on_chip else None
 
 
 def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "dst") -> None:
     """Write ``values``, which have the shape and storage format of ``dst``, to the elements that ``chosen`` marks."""
     check_write(dst, operand)
-    np.copyto(dst.array, values, where=chosen)
-    storage = dst.storage
+    np.copyto(dst._array, values, where=chosen)
+    storage = dst._storage
     if storage.missing:
         mask = _mask(dst)
         mask[...] |= chosen[..., None] if mask.ndim > dst.ndim else chosen
         _recount(dst)
     if storage.started is not None:
-        over(dst, storage.started, storage.dtype.itemsize)[chosen] = False
+        over(dst, storage.started_mask(), storage.dtype.itemsize)[chosen] = False
     if storage.rivals:
         overwrite_rivals(dst)
 
 
 def check_read_where(tensor: NkiTensor, chosen: Array, operand: str) -> None:
     """Raise :class:`UninitializedError` if an element of ``tensor`` where ``chosen`` is true has never been written."""
-    if tensor.storage.missing and not is_written(tensor):
-        if tensor.storage.mask is None or not _mask(tensor)[chosen].all():
+    if tensor._storage.missing and not is_written(tensor):
+        if tensor._storage.mask is None or not _mask(tensor)[chosen].all():
             check_read(tensor, operand)
 
 
 def _recount(tensor: NkiTensor) -> None:
-    storage = tensor.storage
+    storage = tensor._storage
     full = storage.written_mask()
     storage.missing = full.size - int(np.count_nonzero(full))
     if storage.missing == 0:
@@ -271,7 +289,7 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
     if not is_written(src):
         refuse_lost(src, "src")
         hole = _holes(src).reshape(dst.shape)
-    write(dst, src.array if dst.dtype is src.dtype else to_float32(src.array))
+    write(dst, src._array if dst.dtype is src.dtype else to_float32(src._array))
     if hole is None:
         return
     units = _mask(dst)
@@ -281,7 +299,7 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
 
 def _holes(tensor: NkiTensor) -> NDArray[np.bool_]:
     """Return a bool array with the shape of ``tensor``: True where any byte of an element has not been written."""
-    if tensor.storage.mask is None:
+    if tensor._storage.mask is None:
         return np.ones(tensor.shape, np.bool_)
     mask = _mask(tensor)
     missing: NDArray[np.bool_] = ~mask
@@ -306,4 +324,4 @@ def to_numpy(tensor: NkiTensor, operand: str = "result") -> Array:
     """Return a copy of the elements. Raises :class:`UninitializedError` if an element has never been written."""
     if not is_written(tensor):
         check_read(tensor, operand)
-    return tensor.array.copy()
+    return tensor._array.copy()

@@ -67,7 +67,7 @@ def _rows(storage: Storage, array: NDArray) -> NDArray:
 
 def overwrite_rivals(tensor: NkiTensor) -> None:
     """Mark the bytes that rivals share with ``tensor`` as lost, and the tensor's own bytes as present."""
-    storage = tensor.storage
+    storage = tensor._storage
     written = np.zeros(storage.raw.size, np.bool_)
     over(tensor, written, 1)[...] = True
     if storage.lost is not None:
@@ -97,12 +97,13 @@ def _lose(rival: Storage, place: tuple[slice, slice], hit: NDArray[np.bool_], by
     if rival.missing == mask.size:
         rival.mask = None
     if rival.started is not None:
-        rival.started &= ~gone.reshape(-1, rival.dtype.itemsize).any(axis=1)
+        started = rival.started_mask()
+        started &= ~gone.reshape(-1, rival.dtype.itemsize).any(axis=1)
 
 
 def refuse_lost(tensor: NkiTensor, operand: str) -> None:
     """Raise :class:`OverlapError` if a rival was written over an element of ``tensor``."""
-    storage = tensor.storage
+    storage = tensor._storage
     if storage.lost is None:
         return
     lost = over(tensor, storage.lost, 1)
@@ -118,11 +119,11 @@ def refuse_lost(tensor: NkiTensor, operand: str) -> None:
 
 def check_copy(dst: NkiTensor, src: NkiTensor) -> None:
     """Raise :class:`OverlapError` if ``dst`` overlaps ``src``, unless both are the same elements in the same order."""
-    a, b = dst.storage, src.storage
+    a, b = dst._storage, src._storage
     if a is b:
-        if not np.may_share_memory(dst.array, src.array):
+        if not np.may_share_memory(dst._array, src._array):
             return
-    elif not any(ref() is b for ref in a.rivals):
+    elif not a.rivals or not any(ref() is b for ref in a.rivals):
         return
     to, of = _places(dst), _places(src)
     if np.array_equal(to, of) or not np.isin(to, of, kind="sort").any():
@@ -138,7 +139,7 @@ def check_copy(dst: NkiTensor, src: NkiTensor) -> None:
 
 def _places(tensor: NkiTensor) -> NDArray[np.int64]:
     """Return the address of each byte of ``tensor``, in the order in which an instruction goes through it."""
-    storage = tensor.storage
+    storage = tensor._storage
     numbers = np.arange(storage.raw.size)
     if storage.placed is not None:
         partition, byte = storage.placed
