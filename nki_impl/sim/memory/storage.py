@@ -17,6 +17,7 @@ Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/about/memory
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections import Counter
 from enum import Enum
@@ -47,6 +48,20 @@ class MemoryRegion(Enum):
     shared_hbm = "shared_hbm"
 
 
+_spare: dict[int, list[NDArray[np.uint8]]] = {}
+"""The bytes of freed on-chip tensors, by size, for the next tensors. Fresh memory costs a page fault for every 4 KiB,
+which together take as long as a small matrix product."""
+_MOST_SPARE = 32
+"""The largest number of entries for one size."""
+_ONLY_HERE = 2
+"""The reference count of an object that only one attribute (and the call that counts) refers to."""
+
+
+def _new_bytes(size: int) -> NDArray[np.uint8]:
+    held = _spare.get(size)
+    return held.pop() if held else np.empty(size, np.uint8)
+
+
 class Storage:
     """One allocation of ``shape`` and ``dtype`` in ``buffer``.
 
@@ -75,7 +90,7 @@ class Storage:
         self.dtype = dtype
         self.shape = shape
         self.size = math.prod(shape)
-        self.raw: NDArray[np.uint8] = np.empty(self.size * dtype.itemsize, np.uint8)
+        self.raw: NDArray[np.uint8] = _new_bytes(self.size * dtype.itemsize)
         self.base = self.raw.__array_interface__["data"][0]
         self.name = name
         self.owner = owner
@@ -135,6 +150,10 @@ class Storage:
     def __del__(self) -> None:
         if self.account is not None:
             self.account.release(self)
+            if sys.getrefcount(self.raw) == _ONLY_HERE:
+                spare = _spare.setdefault(self.raw.size, [])
+                if len(spare) < _MOST_SPARE:
+                    spare.append(self.raw)
 
 
 class CoreMemory:
