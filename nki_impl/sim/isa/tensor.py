@@ -77,7 +77,8 @@ def nc_matmul(
         _transpose_mode(dst, moving)
     a = flat(read(stationary, "stationary"))
     b = flat(read(moving, "moving"))
-    _accumulate(dst, a.T, b, accumulate, core.strict_matmul)
+    out = result_array(dst, (m, n)) if accumulate is False else None
+    accumulate_product(dst, np.matmul(a.T, b, out=out), accumulate, core.strict_matmul)
     core.count("tensor", m * n, 2 * k * m * n)
 
 
@@ -178,15 +179,16 @@ def _transpose_mode(dst: NkiTensor, moving: NkiTensor) -> None:
         )
 
 
-def _accumulate(dst: NkiTensor, a: Array, b: Array, accumulate: bool | None, strict: bool) -> None:
-    """Write a @ b to ``dst``, or add it, and mark the elements as written by a matmul."""
+def accumulate_product(
+    dst: NkiTensor, product: Array, accumulate: bool | None, strict: bool
+) -> None:
+    """Write ``product`` to ``dst`` or add it, as ``accumulate`` says, and mark it as written by a matmul."""
     storage, target = dst._storage, dst._array
     if accumulate is False:
-        out = result_array(dst, (a.shape[0], b.shape[1]))
-        write(dst, np.matmul(a, b, out=out) if out is not None else np.matmul(a, b))
+        write(dst, product)
         _mark_started(dst)
         return
-    product, held = np.matmul(a, b), to_float32(target)
+    held = to_float32(target)
     if product.shape != target.shape:
         product = product.reshape(target.shape)
     whole = storage.started is True

@@ -285,13 +285,22 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
 
     Between equal dtypes the copy is bit-exact; otherwise values are converted through float32.
     """
-    hole = None
-    if not is_written(src):
-        refuse_lost(src, "src")
-        hole = _holes(src).reshape(dst.shape)
+    hole = unwritten(src)
     write(dst, src._array if dst.dtype is src.dtype else to_float32(src._array))
-    if hole is None:
-        return
+    if hole is not None:
+        keep_holes(dst, hole.reshape(dst.shape))
+
+
+def unwritten(tensor: NkiTensor) -> NDArray[np.bool_] | None:
+    """Return which elements of ``tensor`` were never written, or None if all were written."""
+    if is_written(tensor):
+        return None
+    refuse_lost(tensor, "src")
+    return _holes(tensor)
+
+
+def keep_holes(dst: NkiTensor, hole: NDArray[np.bool_]) -> None:
+    """Mark the elements of ``dst`` where ``hole`` is true as never written."""
     units = _mask(dst)
     units &= ~(hole[..., None] if units.ndim > dst.ndim else hole)
     _recount(dst)
