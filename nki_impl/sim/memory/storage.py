@@ -204,7 +204,7 @@ class CoreMemory:
             del self._placed[end]
 
     def _charge_sbuf(self, storage: Storage, address: tuple[int, int] | None) -> None:
-        live, end = self.sbuf_live, max(self._placed, default=0)
+        live, end = self.sbuf_live, max(self._placed) if self._placed else 0
         if address is None:
             live += storage.partition_bytes
         else:
@@ -238,10 +238,11 @@ class CoreMemory:
             self.psum_high = max(self.psum_high, end)
             return
         if wanted <= PSUM_BANK_BYTES:
-            free = [b for b in range(PSUM_BANKS) if self.psum_live[b] + wanted <= PSUM_BANK_BYTES][
-                :1
-            ]
-            share = wanted
+            free, share = [], wanted
+            for bank, live in enumerate(self.psum_live):
+                if live + wanted <= PSUM_BANK_BYTES:
+                    free = [bank]
+                    break
         else:
             empty = [b for b in range(PSUM_BANKS) if self.psum_live[b] == 0]
             count = -(-wanted // PSUM_BANK_BYTES)
