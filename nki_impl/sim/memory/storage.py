@@ -1,7 +1,8 @@
 """The memories of the device: storages, and the capacity of each physical core.
 
 A :class:`Storage` is one allocation. It holds the bytes and, until every element has been written, a mask of the
-written elements. Unwritten memory holds any bytes, and reading it for arithmetic is an error (see :mod:`nki_impl.sim.tensor.access`).
+written elements. Unwritten memory holds any bytes; reading it for arithmetic is an error (see
+:mod:`nki_impl.sim.tensor.access`).
 
 The used capacity of SBUF is the number of allocated bytes per partition. PSUM is counted per bank of 2 KiB. A tile that
 fits into one bank is never split between two banks. A storage is freed when the last Python reference to its tensor and
