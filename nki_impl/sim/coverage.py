@@ -56,7 +56,7 @@ def is_offered(module: ModuleType, name: str) -> bool:
 
 def coverage() -> Coverage:
     """Return the public names that the simulator has and those that it lacks."""
-    from nki_impl.sim.install import simulator_modules
+    from nki_impl.sim.packages.modules import simulator_modules
 
     version, names = public_names()
     modules = simulator_modules()

@@ -12,6 +12,12 @@ import sys
 from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
+def in_simulator(file: str) -> bool:
+    """Return whether ``file`` is a source file of the simulator."""
+    return file.startswith(_PACKAGE)
 
 
 def _outer_frames() -> tuple[FrameType | None, FrameType | None]:
@@ -22,7 +28,14 @@ def _outer_frames() -> tuple[FrameType | None, FrameType | None]:
         if frame.f_code.co_name != "entry" and not frame.f_code.co_name.startswith("<"):
             public = frame
         frame = frame.f_back
+    while frame is not None and frame.f_back is not None and _is_standard(frame):
+        frame = frame.f_back  # copy.deepcopy, for example, called by the kernel
     return public, frame
+
+
+def _is_standard(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
 
 
 def kernel_line() -> str:
@@ -113,6 +126,10 @@ class UninitializedError(SimulatorError):
     """The kernel reads memory or an accumulator register that was never written."""
 
 
+class OverlapError(SimulatorError):
+    """A tensor is read after another one at the same address was written, or a copy overlaps its source."""
+
+
 class OutputError(SimulatorError):
     """The kernel writes an input, or returns something that is not a tensor in shared HBM."""
 
@@ -123,6 +140,13 @@ class OutOfBoundsError(SimulatorError):
 
 class DynamicValueError(SimulatorError):
     """Python code needs the value of a register or tile, which exists only on the device."""
+
+
+class HiddenStateError(DynamicValueError, AttributeError):
+    """A kernel uses an attribute of a tensor or register that exists only in the simulator.
+
+    It is an AttributeError, so that hasattr() returns False, as it does for a tensor of NKI.
+    """
 
 
 class CapacityError(SimulatorError):

@@ -15,16 +15,8 @@ from types import ModuleType
 
 __all__ = ["installed"]
 
-MODULES = ("nki", "nki.language", "nki.isa", "nki.collectives")
-"""The documented modules; :mod:`nki_impl.sim.packages.modules` has the others that kernels also import."""
 PACKAGES = ("nki", "neuronxcc", "neuron_dtypes", "nki_cpu_simulator")
 """The packages that are replaced."""
-
-
-def simulator_modules() -> dict[str, ModuleType]:
-    from nki_impl.sim import nki
-
-    return dict(zip(MODULES, (nki, nki.language, nki.isa, nki.collectives), strict=True))
 
 
 @contextmanager
@@ -46,7 +38,11 @@ def installed() -> Iterator[None]:
 
 def show() -> None:
     """Add the simulator's modules to ``sys.modules``."""
-    from nki_impl.sim.packages.modules import cpu_simulator_modules, kernel_modules
+    from nki_impl.sim.packages.modules import (
+        cpu_simulator_modules,
+        kernel_modules,
+        simulator_modules,
+    )
 
     sys.modules.update(simulator_modules() | kernel_modules() | cpu_simulator_modules())
 

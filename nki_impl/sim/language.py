@@ -362,6 +362,7 @@ def no_reorder() -> Iterator[None]:
 def device_print(print_prefix: Any, tensor: NkiTensor) -> None:
     """Print the prefix, the core and the values of the tensor, even if some elements were never written."""
     core = _core.current()
+    tensor.storage.fill_unwritten()
     note = "" if _is_written(tensor) else " (not all written)"
     print(f"{print_prefix} [rank {core.rank} core {core.core}] {tensor!r}{note}\n{tensor.array}")
 

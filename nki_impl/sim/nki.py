@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from nki_impl.sim import collectives, isa, language
 from nki_impl.sim.machine.launch import jit, simulate
-from nki_impl.sim.packages import annotations as tensor
-from nki_impl.sim.packages import annotations as typing
 from nki_impl.sim.packages import builtin, compiler
+from nki_impl.sim.packages import parameter_types as tensor
+from nki_impl.sim.packages import parameter_types as typing
 from nki_impl.sim.packages.simulator import cpu_simulate
 from nki_impl.sim.tensor.dtypes import DType as dtype
 

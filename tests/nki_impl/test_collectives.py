@@ -463,7 +463,7 @@ def test_two_channels_into_one_destination_are_refused():
 def test_a_source_that_was_never_written_is_refused_with_its_rank():
     def kernel(x):
         src = hbm(x.shape, x.dtype, "src")
-        rows = x.shape[0] if ncc.rank_id().state == 1 else 3
+        rows = x.shape[0] if ncc.rank_id()._state == 1 else 3
         nisa.dma_copy(dst=src[:rows], src=x[:rows])
         permute(src, hbm(x.shape, x.dtype, "dst"))
 
@@ -634,7 +634,7 @@ def by_rank(first, second):
 
     def kernel(x):
         src, dst = copied(x, "src"), hbm(x.shape, x.dtype, "dst")
-        (first if ncc.rank_id().state == 0 else second)(src, dst)
+        (first if ncc.rank_id()._state == 0 else second)(src, dst)
 
     return kernel
 
@@ -702,7 +702,7 @@ def test_groups_entered_in_opposite_order_are_a_deadlock():
     def kernel(x):
         src, dst = copied(x, "src"), hbm(x.shape, x.dtype, "dst")
         row, column = ((0, 1), (2, 3)), ((0, 2), (1, 3))
-        first, second = (row, column) if ncc.rank_id().state in (0, 3) else (column, row)
+        first, second = (row, column) if ncc.rank_id()._state in (0, 3) else (column, row)
         pair(first)(src, dst)
         pair(second)(src, dst)
 

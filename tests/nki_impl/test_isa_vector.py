@@ -266,13 +266,6 @@ def test_tensor_copy_of_equal_dtypes_is_bit_exact(core: Core) -> None:
     assert values(same).item() == 2**24 + 1
 
 
-def test_tensor_copy_may_overlap_itself(core: Core) -> None:
-    x = normal(4, 8)
-    t = tile(x)
-    nisa.tensor_copy(t[:, 1:8], t[:, 0:7])
-    assert np.array_equal(values(t)[:, 1:], x[:, :7])
-
-
 def test_each_rule_of_tensor_copy_raises(core: Core) -> None:
     with pytest.raises(ShapeError):
         nisa.tensor_copy(empty((8, 6)), tile(normal(6, 8)))

@@ -312,7 +312,7 @@ def test_ranks_run_side_by_side_on_their_own_arguments():
 
 def test_an_error_names_rank_core_operation_and_line():
     def kernel(x):
-        if ncc.rank_id().state == 2 and nl.program_id(0) == 1:
+        if ncc.rank_id()._state == 2 and nl.program_id(0) == 1:
             nisa.dma_copy(dst=shared(x)[:2], src=x)
 
     with pytest.raises(SimulatorError) as caught:
@@ -325,7 +325,7 @@ def test_an_error_names_rank_core_operation_and_line():
 
 def test_an_error_of_the_kernels_own_keeps_its_type_and_gets_a_note():
     def kernel(x):
-        assert ncc.rank_id().state != 1, "the kernel's own check"
+        assert ncc.rank_id()._state != 1, "the kernel's own check"
 
     with pytest.raises(AssertionError, match="own check") as caught:
         run_ranks(kernel, [(X,)] * 2)

@@ -11,11 +11,16 @@ from project.import_graph import circles, files_of
 CIRCLES_OF_ANNOTATIONS = {
     frozenset({"ringspec.rings.run", "ringspec.rings.show"}),
     frozenset(
-        f"nki_impl.sim.{name}" for name in ("memory.registers", "tensor.patterns", "tensor.views")
-    ),
-    frozenset(
         f"nki_impl.sim.{name}"
-        for name in ("machine.core", "machine.races", "machine.turns", "tensor.access")
+        for name in (
+            "machine.core",
+            "machine.races",
+            "machine.turns",
+            "memory.registers",
+            "operators.refusal",
+            "tensor.patterns",
+            "tensor.views",
+        )
     ),
 }
 

@@ -23,7 +23,7 @@ from nki_impl.sim.exchange.groups import Rings, ring_of
 from nki_impl.sim.machine.core import Core, current
 from nki_impl.sim.machine.turns import Arrival, Machine, Meeting, Worker
 from nki_impl.sim.memory.storage import MemoryRegion
-from nki_impl.sim.tensor.access import over
+from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
 
 
@@ -106,7 +106,7 @@ def issue(core: Core, worker: Worker, machine: Machine, call: Call) -> None:
 
 
 def _move(meeting: Meeting, lnc: int, core: Core) -> None:
-    """Move the data of one group, and tell the race detectors that all cores have met.
+    """Move the data of one group, and tell the race detectors that the collective orders its operands.
 
     Operands in SBUF are moved separately for each core number.
     """
@@ -119,9 +119,9 @@ def _move(meeting: Meeting, lnc: int, core: Core) -> None:
             calls[0].move(calls[lane::lnc])
     finally:
         core.on_access = watching
-    for worker in meeting.members[::lnc]:
+    for worker, call in zip(meeting.members[::lnc], calls[::lnc], strict=True):
         if worker.races is not None:
-            worker.races.next_phase()
+            worker.races.order(tensor.storage for tensor in (*call.reads, *call.writes))
 
 
 def _check_memory(core: Core, call: Call) -> None:

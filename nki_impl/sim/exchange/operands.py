@@ -17,6 +17,7 @@ from nki_impl.sim.memory.storage import MemoryRegion
 from nki_impl.sim.operators import ops
 from nki_impl.sim.tensor.access import is_written
 from nki_impl.sim.tensor.dtypes import to_float32
+from nki_impl.sim.tensor.overlap import refuse_lost
 from nki_impl.sim.tensor.views import NkiTensor
 
 Values = NDArray[Any]
@@ -129,6 +130,7 @@ def op_option(op: object) -> tuple[str, str]:
 def taken(who: str, tensor: NkiTensor) -> Values:
     """Return a copy of a source of the core ``who``; raise :class:`UninitializedError` if an element is unwritten."""
     if not is_written(tensor):
+        refuse_lost(tensor, "src")
         raise UninitializedError(
             "src",
             "elements that were written before they are sent",

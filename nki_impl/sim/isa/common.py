@@ -28,7 +28,7 @@ PSUM_FREE = 4096
 
 def free_size(tensor: NkiTensor) -> int:
     """Return the number of elements per partition."""
-    array = tensor.array
+    array = tensor._array
     return array.size // array.shape[0]
 
 
@@ -39,7 +39,7 @@ def flat(array: Array) -> Array:
 
 def same_size(first: NkiTensor, name: str, second: NkiTensor, other: str) -> None:
     """Raise :class:`ShapeError` unless both tensors have the same partition count and the same free size."""
-    a, b = first.array, second.array
+    a, b = first._array, second._array
     if a.shape != b.shape and (a.shape[0] != b.shape[0] or a.size != b.size):
         raise ShapeError(
             other,
@@ -52,7 +52,7 @@ def same_size(first: NkiTensor, name: str, second: NkiTensor, other: str) -> Non
 def one_per_partition(tensor: NkiTensor, operand: str, partitions: int) -> NkiTensor:
     """Return ``tensor`` as a tile that has ``partitions`` partitions with one element each."""
     tensor = tile(tensor, operand)
-    if tensor.array.shape[0] != partitions or tensor.array.size != partitions:
+    if tensor._array.shape[0] != partitions or tensor._array.size != partitions:
         raise ShapeError(
             operand, f"({partitions}, 1)", tensor.shape, "slice or reduce it to one column"
         )
@@ -125,7 +125,7 @@ def no_psum(engine: str, *operands: tuple[NkiTensor, str]) -> None:
     if engine != "gpsimd":
         return
     for tensor, name in operands:
-        if tensor.storage.buffer is MemoryRegion.psum:
+        if tensor._storage.buffer is MemoryRegion.psum:
             raise PlacementError(
                 name,
                 "a tile in SBUF, the only memory of GpSimd",
@@ -136,7 +136,7 @@ def no_psum(engine: str, *operands: tuple[NkiTensor, str]) -> None:
 
 def not_both_psum(a: NkiTensor, first: str, b: NkiTensor, second: str) -> None:
     """Raise :class:`PlacementError` if both inputs of an instruction are in PSUM."""
-    if a.storage.buffer is MemoryRegion.psum and b.storage.buffer is MemoryRegion.psum:
+    if a._storage.buffer is MemoryRegion.psum and b._storage.buffer is MemoryRegion.psum:
         raise PlacementError(
             second,
             f"at most one of {first} and {second} in PSUM",
@@ -150,7 +150,7 @@ def free_limit(tensor: NkiTensor, operand: str) -> None:
     size = free_size(tensor)
     if size <= PSUM_FREE:
         return
-    limit = PSUM_FREE if tensor.storage.buffer is MemoryRegion.psum else SBUF_FREE
+    limit = PSUM_FREE if tensor._storage.buffer is MemoryRegion.psum else SBUF_FREE
     if size > limit:
         raise ShapeError(operand, f"at most {limit} elements per partition", size, "split the tile")
 

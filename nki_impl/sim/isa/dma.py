@@ -29,6 +29,7 @@ from nki_impl.sim.tensor.access import (
     write,
 )
 from nki_impl.sim.tensor.dtypes import to_float32
+from nki_impl.sim.tensor.overlap import check_copy
 from nki_impl.sim.tensor.patterns import strided, view_of
 from nki_impl.sim.tensor.views import NkiTensor
 
@@ -84,6 +85,7 @@ def dma_copy(
         to, of = resolve(dst, skip), resolve(src, skip)
         if to is None or of is None:
             return
+        check_copy(to, of)
         values = read_raw(of, "src")
         write(to, values if to.dtype is of.dtype else to_float32(values))
     core.count("dma", dst.array.size, 0, dst.array.size * dst.dtype.itemsize)
@@ -199,6 +201,7 @@ def dma_transpose(
         of = resolve(src, oob_mode is Oob.skip)
         if of is None:
             return
+        check_copy(dst, view_of(of, of.array.transpose(order), of.dtype))
         values = read_raw(of, "src")
     write(dst, values.transpose(order))
     core.count("dma", dst.array.size, 0, dst.array.size * dst.dtype.itemsize)

@@ -37,7 +37,7 @@ from nki_impl.sim.isa.enums import reduce_cmd as Cmd
 from nki_impl.sim.machine.core import Core, current, instruction, instruction_from
 from nki_impl.sim.operators.ops import Op, find
 from nki_impl.sim.operators.tokens import add, maximum
-from nki_impl.sim.tensor.access import check_read_where, tile, write
+from nki_impl.sim.tensor.access import check_read_where, result_array, tile, write
 from nki_impl.sim.tensor.dtypes import FLOAT32_MIN, to_float32
 from nki_impl.sim.tensor.views import NkiTensor
 
@@ -203,7 +203,8 @@ def tensor_scalar_reduce(
     if first.kind == "unary":
         values = first.apply(values).astype(np.float32)
     else:
-        values = combine(first, values, scalar_operand(operand0, "operand0", values.shape[0]))
+        scalar = scalar_operand(operand0, "operand0", values.shape[0])
+        values = combine(first, values, scalar, out=result_array(dst, values.shape))
     accumulate(core, "vector", reduce_cmd, meaning, values, reduce_init)
     write(dst, values)
     store_registers(core, "vector", reduce_res, values.shape[0], reduce_res_negate)

@@ -94,9 +94,13 @@ def _activate(
         )
     if cmd in (Cmd.reduce, Cmd.reset_reduce):
         reduction(reduce_op, "reduce_op", {"add"})
-    values = _affine(core, read_flat(data, "data"), bias, scale)
+    given = read_flat(data, "data")
+    values = _affine(core, given, bias, scale)
     _warn_range(meaning, values)
-    values = meaning.apply(values)
+    if isinstance(meaning.apply, np.ufunc) and values is not given:
+        values = meaning.apply(values, out=values)
+    else:
+        values = meaning.apply(values)
     if values.dtype != np.float32:
         values = values.astype(np.float32)
     accumulate(core, "scalar", cmd, find(add, "reduce_op", "arith"), values)
@@ -109,8 +113,9 @@ def _affine(
     core: Core, values: Array, bias: float | NkiTensor | None, scale: float | NkiTensor
 ) -> Array:
     """Return values * scale + bias; ``values`` itself is not changed."""
+    scaled: Array | None = None
     if isinstance(scale, NkiTensor) or scale != 1.0:
-        values = values * scalar_operand(scale, "scale", values.shape[0])
+        values = scaled = values * scalar_operand(scale, "scale", values.shape[0])
     if bias is None:
         return values
     if isinstance(bias, NkiTensor):
@@ -118,7 +123,8 @@ def _affine(
             raise DtypeError("bias", "any dtype but tfloat32", bias.dtype, "cast it")
     elif core.generation < 3:
         raise DtypeError("bias", "None or a (P,1) tile on trn1", repr(bias), "memset a (P,1) tile")
-    return values + scalar_operand(bias, "bias", values.shape[0], float32=False)
+    added = scalar_operand(bias, "bias", values.shape[0], float32=False)
+    return np.add(values, added, out=scaled)
 
 
 def _warn_range(meaning: Op, values: Array) -> None:

@@ -25,13 +25,15 @@ from nki_impl.sim.memory.storage import PSUM_BANK_BYTES, MemoryRegion
 from nki_impl.sim.tensor.access import (
     is_written,
     mark_written,
-    over,
     read,
     read_raw,
+    result_array,
     tile,
     write,
 )
 from nki_impl.sim.tensor.dtypes import round_once, to_float32
+from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
+from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
 
 _FREE = {"float8_e4m3", "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"}
@@ -85,7 +87,8 @@ def nc_matmul(
         transpose_through_matmul(dst, stationary, moving, accumulate)
     elif rows == 1:
         a, b = flat(read(stationary, "stationary")), flat(read(moving, "moving"))
-        accumulate_product(dst, np.matmul(a.T, b), accumulate, core.strict_matmul)
+        out = result_array(dst, (m, n)) if accumulate is False else None
+        accumulate_product(dst, np.matmul(a.T, b, out=out), accumulate, core.strict_matmul)
     else:
         tiled = bool(tile_size) and tile_size[1] < 128
         a = double_rows(stationary, "stationary", tiled, core.generation)
@@ -190,24 +193,26 @@ def check_tiling(position: tuple[int, ...], size: tuple[int, ...], k: int, m: in
 def accumulate_product(
     dst: NkiTensor, product: Array, accumulate: bool | None, strict: bool
 ) -> None:
-    """Write ``product`` to ``dst`` or add it, as ``accumulate`` says (see nc_matmul)."""
-    storage = dst.storage
-    target = dst.array
+    """Write ``product`` to ``dst`` or add it, as ``accumulate`` says, and mark it as written by a matmul."""
+    storage, target = dst._storage, dst._array
+    if accumulate is False:
+        write(dst, product)
+        _mark_started(dst)
+        return
     held = to_float32(target)
     if product.shape != target.shape:
         product = product.reshape(target.shape)
-    if storage.started is None:
-        storage.started = np.zeros(storage.size, np.bool_)
-    started = over(dst, storage.started, storage.dtype.itemsize)
-    if accumulate is False:
+    whole = storage.started is True
+    started = None if whole else over(dst, storage.started_mask(), storage.dtype.itemsize)
+    if started is None or started.all():
+        np.add(product, held, out=product)
         target[...] = round_once(product, dst.dtype)
-    elif started.all():
-        target[...] = round_once(product + held, dst.dtype)
     elif accumulate is None:
         if started.any():
             product = np.where(started, product + np.where(started, held, 0), product)
         target[...] = round_once(product, dst.dtype)
     else:
+        refuse_lost(dst, "dst")
         if strict or not is_written(dst):
             raise MatmulError(
                 "accumulate",
@@ -216,8 +221,18 @@ def accumulate_product(
                 "pass accumulate=(i > 0), or None",
             )
         target[...] = round_once(product + held, dst.dtype)
-    started[...] = True
+    _mark_started(dst)
     mark_written(dst)
+    if storage.rivals:
+        overwrite_rivals(dst)
+
+
+def _mark_started(dst: NkiTensor) -> None:
+    storage = dst._storage
+    if dst.whole:
+        storage.started = True
+    elif storage.started is not True:
+        over(dst, storage.started_mask(), storage.dtype.itemsize)[...] = True
 
 
 @instruction

@@ -34,10 +34,12 @@ from nki_impl.sim.memory.storage import MemoryRegion
 from nki_impl.sim.operators.ops import UNARY_KINDS, Op, find
 from nki_impl.sim.tensor.access import (
     copy_bits,
+    result_array,
     tile,
     write,
 )
 from nki_impl.sim.tensor.dtypes import round_once
+from nki_impl.sim.tensor.overlap import check_copy
 from nki_impl.sim.tensor.views import NkiTensor
 
 ARITH = ("arith", "arith4", "compare")
@@ -68,6 +70,7 @@ def tensor_copy(
             core.target,
             "use activation(nl.copy)",
         )
+    check_copy(dst, src)
     copy_bits(dst, src)
     core.count(chosen, dst.array.size)
 
@@ -138,7 +141,8 @@ def tensor_tensor(
     generation_op(meaning, core, "op")
     tiles = (dst, data1, data2)
     exact = (
-        all(t.dtype.name in _EXACT and t.storage.buffer is MemoryRegion.sbuf for t in tiles)
+        dst.dtype.name in _EXACT
+        and all(t.dtype.name in _EXACT and t.storage.buffer is MemoryRegion.sbuf for t in tiles)
         and (meaning.name in _EXACT_OPS or meaning.kind == "compare")
         and engine is not Engine.vector
     )
@@ -159,7 +163,8 @@ def tensor_tensor(
         a, b = raw_flat(data1, "data1").astype(np.int64), raw_flat(data2, "data2").astype(np.int64)
         write(dst, meaning.apply(a, b).astype(np.int64).astype(dst.dtype.storage))
     else:
-        write(dst, combine(meaning, read_flat(data1, "data1"), read_flat(data2, "data2")))
+        a, b = read_flat(data1, "data1"), read_flat(data2, "data2")
+        write(dst, combine(meaning, a, b, out=result_array(dst, a.shape)))
     core.count(chosen, dst.array.size)
 
 
@@ -177,9 +182,18 @@ def _bit_widths(*operands: tuple[NkiTensor, str]) -> None:
 
 
 def _scalar_step(
-    values: Array, op: Op, operand: object, name: str, reverse: bool, float32: bool
+    values: Array,
+    op: Op,
+    operand: object,
+    name: str,
+    reverse: bool,
+    float32: bool,
+    out: Array | None = None,
 ) -> Array:
-    """Return ``values op operand``, or ``operand op values`` if ``reverse``; the operand is a number or (P,1) tile."""
+    """Return ``values op operand``, or ``operand op values`` if ``reverse``; the operand is a number or (P,1) tile.
+
+    The result is stored in ``out`` if that is given and the operator allows it.
+    """
     if op.kind in UNARY_KINDS:
         if operand is not None and (isinstance(operand, NkiTensor) or operand != 0):
             raise DtypeError(
@@ -187,7 +201,7 @@ def _scalar_step(
             )
         return op.apply(values).astype(np.float32)
     scalar = scalar_operand(operand, name, values.shape[0], float32)
-    return combine(op, values, scalar, reverse)
+    return combine(op, values, scalar, reverse, out)
 
 
 def _bit_step(values: Array, op: Op, operand: object, name: str, reverse: bool) -> Array:
@@ -252,9 +266,13 @@ def tensor_scalar(
         for one, operand in ((first, "op0"), (second, "op1")):
             if one is not None:
                 generation_op(one, core, operand)
-        values = _scalar_step(read_flat(data, "data"), first, operand0, "operand0", reverse0, True)
-        if second is not None:
-            values = _scalar_step(values, second, operand1, "operand1", reverse1, True)
+        values = read_flat(data, "data")
+        out = result_array(dst, values.shape)
+        if second is None:
+            values = _scalar_step(values, first, operand0, "operand0", reverse0, True, out)
+        else:
+            values = _scalar_step(values, first, operand0, "operand0", reverse0, True)
+            values = _scalar_step(values, second, operand1, "operand1", reverse1, True, out)
         write(dst, values)
     core.count(chosen, dst.array.size)
 
@@ -301,7 +319,8 @@ def scalar_tensor_tensor(
     generation_op(first, core, "op0")
     generation_op(second, core, "op1")
     values = _scalar_step(read_flat(data, "data"), first, operand0, "operand0", reverse0, False)
-    write(dst, combine(second, values, read_flat(operand1, "operand1"), reverse1, out=values))
+    out = result_array(dst, values.shape)
+    write(dst, combine(second, values, read_flat(operand1, "operand1"), reverse1, out=out))
     core.count("vector", dst.array.size)
 
 

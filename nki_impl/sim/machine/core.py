@@ -144,6 +144,12 @@ def acting_as(core: Core) -> Iterator[Core]:
         _threads.core = before
 
 
+def is_launched() -> bool:
+    """Return whether the calling thread runs a launched kernel."""
+    core: Core | None = getattr(_threads, "core", None)
+    return core is not None and core.worker is not None
+
+
 def generation() -> int:
     """Return the generation of the current core; outside a launch, that of trn2."""
     core: Core | None = getattr(_threads, "core", None)

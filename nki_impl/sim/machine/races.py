@@ -1,12 +1,19 @@
 """Race detection: find accesses of two cores to shared HBM whose order is undefined.
 
-Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. A meeting of both cores orders
-their accesses. A meeting is a ``core_barrier``, whatever tensor it names, or a collective, at which all cores of all
-ranks of a group meet. ``sendrecv`` orders only the tiles that it moves. The time between two meetings is a *phase*.
-Both cores are always in the same phase. Therefore:
+Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. Two operations order their
+accesses: a ``core_barrier`` those to its ``data``, and a collective those to its sources and destinations. All views of a
+tensor are the same tensor here. ``sendrecv`` orders only the tiles that it moves. The documentation of ``core_barrier``
+calls ``data`` the shared data to synchronise on: on the device, an instruction waits only for those that access the same
+data, so a barrier on K does not wait for writes to V.
+
+For one tensor, the time between two such operations is a *phase*. Both cores are always in the same phase. Therefore:
 
 - two accesses of different cores in different phases are ordered;
 - two accesses of different cores in one phase are not ordered, and are a race if either of them is a write.
+
+A barrier on T also waits for what T was computed from, and no instruction of either core passes it. So if a core reads
+K, then writes T, and then meets the other core at a barrier on T, the other core may overwrite K. The detector assumes
+that T depends on every earlier read, and forgets these reads at the barrier. It never forgets a write to another tensor.
 
 The verdict depends neither on which core ran first nor on the values, with one exception. Both cores may write the same
 bits to the same place (each may set up the same table, for example), and each core may then read the bits that it
@@ -26,7 +33,8 @@ reset when a phase begins. With one core per rank nothing is checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,7 +43,7 @@ from numpy.typing import NDArray
 from nki_impl.sim.errors import RaceError, kernel_line
 from nki_impl.sim.machine.core import Core
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
-from nki_impl.sim.tensor.access import over
+from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
 
 # One bit for core 0; shifted left by one for core 1.
@@ -52,9 +60,13 @@ Marks = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One access in the current phase, kept so that the message of a race can name it."""
+    """One access in the current phase, kept so that the message of a race can name it.
+
+    ``index``: the number of the instruction in the program of the core.
+    """
 
     core: int
+    index: int
     kind: int
     operation: str
     line: str
@@ -68,9 +80,8 @@ class Access:
 
 @dataclass(eq=False, slots=True)
 class Ledger:
-    """The accesses to one storage in one phase: a byte of ``marks`` for each ``unit`` bytes, and ``log``, a list."""
+    """The accesses to one storage in its phase: a byte of ``marks`` for each ``unit`` bytes, and ``log``, a list."""
 
-    phase: int
     unit: int
     marks: Marks
     log: list[Access] = field(default_factory=list)
@@ -88,15 +99,29 @@ class Rewrite:
 
 
 class Detector:
-    """The race detector of one rank: its phases, and the check of every access to shared HBM."""
+    """The race detector of one rank: it checks every access of its two cores to shared HBM."""
 
     def __init__(self) -> None:
-        self.phase = 0
         self._rewrite: Rewrite | None = None
+        self._accessed: weakref.WeakSet[Storage] = weakref.WeakSet()
 
-    def next_phase(self) -> None:
-        """Begin a new phase, because both cores have met."""
-        self.phase += 1
+    def at_barrier(self, storage: Storage) -> None:
+        """Begin a new phase of ``storage``, and forget reads of other tensors that its new values depend on."""
+        ledger = storage.shadow
+        if isinstance(ledger, Ledger):
+            for core in (0, 1):
+                writes = [a.index for a in ledger.log if a.core == core and a.kind == WRITE]
+                for other in list(self._accessed) if writes else ():
+                    if isinstance(other.shadow, Ledger):
+                        _forget_reads(other.shadow, core, writes[-1])
+        self.order((storage,))
+
+    def order(self, storages: Iterable[Storage]) -> None:
+        """Begin a new phase of these storages, because both cores have met to order them."""
+        self.settle()
+        for storage in storages:
+            storage.shadow = None
+            self._accessed.discard(storage)
 
     def on_access(self, core: Core, tensor: NkiTensor, is_write: bool) -> None:
         """Check one read or write; raises :class:`RaceError`."""
@@ -132,7 +157,7 @@ class Detector:
         marks = over(tensor, ledger.marks, ledger.unit)
         start = tensor.byte_offset // ledger.unit
         access = Access(
-            mine, kind, core.operation, kernel_line(), start, marks.shape, marks.strides
+            mine, core.index, kind, core.operation, kernel_line(), start, marks.shape, marks.strides
         )
         present = int(np.bitwise_or.reduce(marks, axis=None))
         if present & (_ANY << other):
@@ -167,23 +192,20 @@ class Detector:
                 )
 
     def _ledger(self, tensor: NkiTensor) -> Ledger:
-        """Return the ledger of the tensor's storage for the current phase."""
-        storage: Storage = tensor.storage
+        """Return the ledger of the tensor's storage for its current phase."""
+        storage: Storage = tensor._storage
         ledger = storage.shadow
         if not isinstance(ledger, Ledger):
             unit = storage.dtype.itemsize
-            ledger = Ledger(self.phase, unit, np.zeros(storage.raw.size // unit, np.uint8))
+            ledger = Ledger(unit, np.zeros(storage.raw.size // unit, np.uint8))
             storage.shadow = ledger
-        elif ledger.phase != self.phase:
-            ledger.marks.fill(0)
-            ledger.phase = self.phase
-            ledger.log.clear()
+            self._accessed.add(storage)
         if tensor.dtype.itemsize < ledger.unit:
             # A view with a smaller dtype: one mark per smaller unit from here on.
             unit, times = tensor.dtype.itemsize, ledger.unit // tensor.dtype.itemsize
             log = [_finer(access, times) for access in ledger.log]
             marks = np.repeat(ledger.marks, times)
-            ledger = Ledger(self.phase, unit, marks, log)
+            ledger = Ledger(unit, marks, log)
             storage.shadow = ledger
         return ledger
 
@@ -212,7 +234,7 @@ class Detector:
         name = tensor.name or "an unnamed tensor"
         raise RaceError(
             name,
-            "a core_barrier or a collective between the accesses of the two cores to shared HBM",
+            "a core_barrier or a collective on this tensor between the accesses of the two cores to it",
             f"{access}, {earlier}, and nothing orders the two; {int(np.count_nonzero(mine))} elements",
             f"put nisa.core_barrier({tensor.name or 'the tensor'}, (0, 1)) between the two",
             operation=access.operation,
@@ -221,12 +243,26 @@ class Detector:
 
 def _watched(tensor: NkiTensor) -> bool:
     """Return whether both cores can access the tensor and the kernel may write it."""
-    return tensor.storage.buffer is MemoryRegion.shared_hbm and not tensor.storage.read_only
+    return tensor._storage.buffer is MemoryRegion.shared_hbm and not tensor._storage.read_only
 
 
-def _window(array: NDArray[np.bool_], access: Access) -> NDArray[np.bool_]:
+def _forget_reads(ledger: Ledger, core: int, before: int) -> None:
+    """Remove the reads of ``core`` with an index below ``before`` from the log and the marks."""
+    kept = [a for a in ledger.log if a.core != core or a.kind != READ or a.index >= before]
+    if len(kept) == len(ledger.log):
+        return
+    ledger.log = kept
+    ledger.marks &= np.uint8(0xFF ^ (READ << core))
+    for access in kept:
+        if access.core == core and access.kind == READ:
+            marks = _window(ledger.marks, access)
+            foreign = (marks & np.uint8(WRITE << core)) == 0
+            marks |= foreign.view(np.uint8) * np.uint8(READ << core)
+
+
+def _window(array: NDArray, access: Access) -> NDArray[np.bool_]:
     """Return the part of ``array`` that ``access`` covers; ``array`` has one entry per unit of the storage."""
-    return np.ndarray(access.shape, np.bool_, array, access.start, access.strides)
+    return np.ndarray(access.shape, array.dtype, array, access.start, access.strides)
 
 
 def _finer(access: Access, times: int) -> Access:
@@ -234,6 +270,7 @@ def _finer(access: Access, times: int) -> Access:
     shape, strides = (*access.shape, times), (*(times * s for s in access.strides), 1)
     return Access(
         access.core,
+        access.index,
         access.kind,
         access.operation,
         access.line,
@@ -248,10 +285,10 @@ def _bytes_of(tensor: NkiTensor) -> NDArray[np.uint8]:
 
     Unlike floating-point numbers, bytes can be compared even if an element is NaN.
     """
-    array = tensor.array
+    array = tensor._array
     strides = (*array.strides, 1)
     shape = (*array.shape, tensor.dtype.itemsize)
-    return np.ndarray(shape, np.uint8, tensor.storage.raw, tensor.byte_offset, strides)
+    return np.ndarray(shape, np.uint8, tensor._storage.raw, tensor.byte_offset, strides)
 
 
 def _per_element(marks: NDArray[np.bool_], tensor: NkiTensor) -> NDArray[np.bool_]:

@@ -27,8 +27,9 @@ def core_barrier(
 ) -> None:
     """Wait until both cores of the rank have reached this point.
 
-    ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). Accesses before the barrier, by
-    either core to *any* shared tensor, are ordered before all accesses after it.
+    ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). Accesses to ``data`` before the
+    barrier, by either core, are ordered before all accesses to ``data`` after it. Accesses to other tensors are not
+    ordered: pass each tensor that the cores share to a barrier of its own.
 
     Raises :class:`LaunchError` in a kernel that runs on one core, :class:`PlacementError` if ``data`` is not in shared
     HBM, and :class:`CollectiveError` if ``cores`` is not (0, 1) or the cores name different tensors.
@@ -51,7 +52,7 @@ def core_barrier(
 
 
 def _pass(meeting: Meeting) -> None:
-    """Tell the race detector that both cores have reached a barrier, so that a new phase begins."""
+    """Tell the race detector that both cores have reached a barrier, which orders the accesses to its tensor."""
     storages = [meeting.arrived[worker].payload for worker in meeting.members]
     if any(storage is not storages[0] for storage in storages):
         raise CollectiveError(
@@ -63,8 +64,7 @@ def _pass(meeting: Meeting) -> None:
         )
     detector = meeting.members[0].races
     if detector is not None:
-        detector.settle()
-        detector.next_phase()
+        detector.at_barrier(storages[0])
 
 
 @instruction_from(3)

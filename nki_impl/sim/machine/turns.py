@@ -54,7 +54,7 @@ class Worker:
     ``races``: the race detector of the rank; None if the rank has one core. ``issued``: the number of meetings that
     this worker has joined, for each group of members; the n-th meeting of one member is matched with the n-th of all
     other members. ``exchanged``: the HBM tensors that the worker's collectives used, with the operation. ``hops``: the
-    number of transfers.
+    number of transfers. ``yields``: True while it runs only if no other can.
     """
 
     rank: int
@@ -66,6 +66,7 @@ class Worker:
     exchanged: WeakKeyDictionary[Storage, str] = field(default_factory=WeakKeyDictionary)
     hops: int = 0
     waits_in: Meeting | None = None
+    yields: bool = False
     finished: bool = False
     result: Any = None
 
@@ -197,6 +198,14 @@ class Machine:
         if self._random is not None and self._random.randrange(SWITCH_EVERY) == 0:
             self._hand_over(worker)
 
+    def let_others_run(self, worker: Worker) -> None:
+        """Run every other worker until none of them can continue without this one."""
+        worker.yields = True
+        try:
+            self._hand_over(worker)
+        finally:
+            worker.yields = False
+
     def _work(self, worker: Worker, body: Callable[[], Any]) -> None:
         """Run a worker's thread from start to end."""
         worker.wake.acquire()
@@ -255,9 +264,10 @@ class Machine:
             raise StopIteration
         if self._stopping:
             return alive[0]
-        ready = [candidate for candidate in alive if candidate.waits_in is None]
-        if not ready:
+        able = [candidate for candidate in alive if candidate.waits_in is None]
+        if not able:
             raise self._deadlock()
+        ready = [candidate for candidate in able if not candidate.yields] or able
         return ready[0] if self._random is None else self._random.choice(ready)
 
     def _deadlock(self) -> DeadlockError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nki_impl.sim.errors import DtypeError, ShapeError
+from nki_impl.sim.errors import DtypeError, ShapeError, kernel_line
 from nki_impl.sim.machine.core import current
 from nki_impl.sim.memory.storage import PSUM_BANK_BYTES, MemoryRegion, Storage, check_shape
 from nki_impl.sim.tensor.dtypes import as_dtype
+from nki_impl.sim.tensor.overlap import link_rivals
 from nki_impl.sim.tensor.views import NkiTensor
 
 
@@ -57,6 +58,9 @@ def new_tensor(
         if address is not None:
             _check_address(address, storage)
         core.memory.charge(storage, address)
+        if address is not None:
+            storage.line = kernel_line()
+            link_rivals(storage, core.memory.tenants(storage))
     return NkiTensor(lengths, kind, storage, region, label)
 
 

@@ -12,32 +12,38 @@ from typing import Any
 import numpy as np
 
 from nki_impl.sim.errors import DtypeError, UninitializedError
-from nki_impl.sim.operators.refusal import refuse, refuse_values
+from nki_impl.sim.operators.refusal import hidden, only_for_simulator, refuse, refuse_values
 from nki_impl.sim.tensor.views import NKIObject
 
 
 class VirtualRegister(NKIObject):
-    """A 32-bit scalar register. ``state``: its value, None before it has one. ``frozen``: True if it is read-only.
+    """A 32-bit scalar register. ``_state``: its value, None before it has one. ``frozen``: True if it is read-only.
 
     Results of collectives and the registers of loops are read-only.
     """
 
-    __slots__ = ("state", "frozen")
+    __slots__ = ("_state", "frozen")
 
     def __init__(self, state: Any = None, frozen: bool = False) -> None:
-        self.state = None if state is None else checked_int(state, "x")
+        self._state = None if state is None else checked_int(state, "x")
         self.frozen = frozen
 
     def read(self, operand: str) -> int:
-        """Return the value for use by an instruction; raise :class:`UninitializedError` if no value was loaded."""
-        if self.state is None:
+        """Return the value for use by an instruction; raise :class:`UninitializedError` if no value was loaded.
+
+        Raises :class:`HiddenStateError` if a kernel calls it.
+        """
+        only_for_simulator("VirtualRegister", "read")
+        if self._state is None:
             raise UninitializedError(
                 operand,
                 "a register that was loaded",
                 "an empty register",
                 "register_alloc(value) or register_load",
             )
-        return self.state
+        return self._state
+
+    state = hidden("VirtualRegister", "state")
 
     def assign(self, value: int, operand: str = "dst") -> None:
         """Set the value; raises :class:`DtypeError` for frozen registers."""
@@ -48,7 +54,7 @@ class VirtualRegister(NKIObject):
                 "a frozen register",
                 "register_move it first",
             )
-        self.state = value
+        self._state = value
 
     def __eq__(self, other: object) -> bool:
         return False if other is None else bool(refuse(self))

@@ -1,15 +1,16 @@
 """The memories of the device: storages, and the capacity of each physical core.
 
 A :class:`Storage` is one allocation. It holds the bytes and, until every element has been written, a mask of the
-written elements. Unwritten memory holds the byte 0xFF (NaN in every float format), and reading it for arithmetic is an
-error (see :mod:`nki_impl.sim.tensor.access`).
+written elements. Unwritten memory holds any bytes; reading it for arithmetic is an error (see
+:mod:`nki_impl.sim.tensor.access`).
 
 The used capacity of SBUF is the number of allocated bytes per partition. PSUM is counted per bank of 2 KiB. A tile that
 fits into one bank is never split between two banks. A storage is freed when the last Python reference to its tensor and
 views is dropped; with CPython's reference counts that moment depends only on the program.
 
-A kernel may place tensors itself (``address=``). Such tensors keep separate bytes even if their addresses overlap, so
-they do not overwrite each other. Together they use as many bytes as the highest address that any of them reaches.
+A kernel may place tensors itself (``address=``). Such tensors keep separate bytes even if their addresses overlap; the
+module :mod:`nki_impl.sim.tensor.overlap` finds reads of overwritten data. Together they use as many bytes as the
+highest address that any of them reaches.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/about/memory-hierarchy-overview.html
 """
@@ -17,6 +18,8 @@ Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/about/memory
 from __future__ import annotations
 
 import math
+import sys
+import weakref
 from collections import Counter
 from enum import Enum
 
@@ -47,19 +50,34 @@ class MemoryRegion(Enum):
     shared_hbm = "shared_hbm"
 
 
+_spare: dict[int, list[NDArray[np.uint8]]] = {}
+"""The bytes of freed on-chip tensors, by size, for the next tensors. Fresh memory costs a page fault for every 4 KiB,
+which together take as long as a small matrix product."""
+_MOST_SPARE = 32
+"""The largest number of entries for one size."""
+_ONLY_HERE = 2
+"""The reference count of an object that only one attribute (and the call that counts) refers to."""
+
+
+def _new_bytes(size: int) -> NDArray[np.uint8]:
+    held = _spare.get(size)
+    return held.pop() if held else np.empty(size, np.uint8)
+
+
 class Storage:
     """One allocation of ``shape`` and ``dtype`` in ``buffer``.
 
     ``raw``: the bytes. ``missing``: the number of units that were never written. ``mask``: a bool for each ``unit``
     bytes, True if written; None if nothing or everything has been written. ``started`` (PSUM): the elements whose last
-    write was by a matmul. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
-    ``read_only``: True for kernel inputs, which cannot be written.
+    write was by a matmul; None if there are none, True if all are. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
+    ``read_only``: True for kernel inputs, which cannot be written. ``placed``: (partition, byte) if the kernel chose the
+    address. ``rivals``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`.
     """
 
     __slots__ = (
         "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "unit", "started", "account", "placed", "banks", "on_chip",
-        "free_size", "shadow", "first", "last", "__weakref__",
+        "free_size", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +92,7 @@ class Storage:
         self.dtype = dtype
         self.shape = shape
         self.size = math.prod(shape)
-        self.raw: NDArray[np.uint8] = np.full(self.size * dtype.itemsize, 0xFF, np.uint8)
+        self.raw: NDArray[np.uint8] = _new_bytes(self.size * dtype.itemsize)
         self.base = self.raw.__array_interface__["data"][0]
         self.name = name
         self.owner = owner
@@ -84,13 +102,17 @@ class Storage:
         self.missing = self.size
         self.mask: NDArray[np.bool_] | None = None
         self.unit = dtype.itemsize
-        self.started: NDArray[np.bool_] | None = None
+        self.started: NDArray[np.bool_] | bool | None = None
         self.account: CoreMemory | None = None
         self.placed: tuple[int, int] | None = None
         self.banks: dict[int, int] = {}
         self.on_chip = buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum
         self.free_size = self.size // shape[0]
         self.first = self.last = -1
+        self.line = ""
+        self.rivals: list[weakref.ref[Storage]] = []
+        self.lost: NDArray[np.bool_] | None = None
+        self.lost_to = ""
         self.shadow: object = None
         """The race detector's records of this storage."""
 
@@ -104,6 +126,17 @@ class Storage:
         if self.mask is None:
             self.mask = np.full(self.raw.size // self.unit, self.missing == 0)
         return self.mask
+
+    def started_mask(self) -> NDArray[np.bool_]:
+        """Return the mask of elements whose last write was by a matmul; create it if necessary."""
+        if not isinstance(self.started, np.ndarray):
+            self.started = np.full(self.size, self.started is True)
+        return self.started
+
+    def fill_unwritten(self) -> None:
+        """Fill unwritten memory with the byte 0xFF, NaN in every float format, so that it can be shown."""
+        if self.missing:
+            self.raw[np.repeat(~self.written_mask(), self.unit)] = 0xFF
 
     def set_all_written(self) -> None:
         """Record that every element has been written."""
@@ -120,6 +153,10 @@ class Storage:
     def __del__(self) -> None:
         if self.account is not None:
             self.account.release(self)
+            if sys.getrefcount(self.raw) == _ONLY_HERE:
+                spare = _spare.setdefault(self.raw.size, [])
+                if len(spare) < _MOST_SPARE:
+                    spare.append(self.raw)
 
 
 class CoreMemory:
@@ -137,6 +174,13 @@ class CoreMemory:
         self.psum_high = 0
         self.lifetimes = Lifetimes()
         self._placed: Counter[int] = Counter()
+        self._tenants: list[weakref.ref[Storage]] = []
+
+    def tenants(self, storage: Storage) -> list[Storage]:
+        """Return the other living tensors that the kernel placed in the memory of ``storage``, and add ``storage``."""
+        living = [(ref, held) for ref in self._tenants if (held := ref()) is not None]
+        self._tenants = [ref for ref, _ in living] + [weakref.ref(storage)]
+        return [held for _, held in living if held.buffer is storage.buffer]
 
     def charge(self, storage: Storage, address: tuple[int, int] | None) -> None:
         """Allocate space for ``storage``; ``address`` = (partition, byte) if the kernel chooses the place.
@@ -177,7 +221,7 @@ class CoreMemory:
             )
 
     def _charge_sbuf(self, storage: Storage, address: tuple[int, int] | None) -> None:
-        live, end = self.sbuf_live, max(self._placed, default=0)
+        live, end = self.sbuf_live, max(self._placed) if self._placed else 0
         if address is None:
             live += storage.partition_bytes
         else:
@@ -212,10 +256,11 @@ class CoreMemory:
             self.psum_high = max(self.psum_high, end)
             return
         if wanted <= PSUM_BANK_BYTES:
-            free = [b for b in range(PSUM_BANKS) if self.psum_live[b] + wanted <= PSUM_BANK_BYTES][
-                :1
-            ]
-            share = wanted
+            free, share = [], wanted
+            for bank, live in enumerate(self.psum_live):
+                if live + wanted <= PSUM_BANK_BYTES:
+                    free = [bank]
+                    break
         else:
             empty = [b for b in range(PSUM_BANKS) if self.psum_live[b] == 0]
             count = -(-wanted // PSUM_BANK_BYTES)
@@ -278,10 +323,11 @@ def check_shape(shape: tuple[int, ...], buffer: MemoryRegion) -> None:
     It is a :class:`PartitionError` for more than 128 partitions, or for no partition dimension on chip, and a
     :class:`ShapeError` for a length below 1.
     """
-    if any(not isinstance(n, (int, np.integer)) or n < 1 for n in shape) or not 1 <= len(shape):
-        raise ShapeError(
-            "shape", "positive integers, at least one", shape, "pass a tuple of lengths"
-        )
+    for n in shape or (0,):
+        if not isinstance(n, (int, np.integer)) or n < 1:
+            raise ShapeError(
+                "shape", "positive integers, at least one", shape, "pass a tuple of lengths"
+            )
     if buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum:
         if len(shape) < 2:
             raise PartitionError(

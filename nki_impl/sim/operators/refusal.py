@@ -1,24 +1,32 @@
-"""Refuse Python operations on values that exist only on the device."""
+"""Refuse Python operations on values that exist only on the device.
+
+NKI traces a kernel with Python, so all of Python may be used for what is known before the run: shapes, loops, nested
+functions, classes. The values of tensors and registers are not known then. They are refused to operators, to NumPy, to
+copy and pickle, and to code that reads the simulator's own attributes of a tensor or register.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from nki_impl.sim.errors import DynamicValueError
+from nki_impl.sim.errors import DynamicValueError, HiddenStateError, in_simulator
+from nki_impl.sim.machine.core import is_launched
 
 _NAMES = (
-    "bool iter contains getitem lt le gt ge add radd iadd sub rsub isub mul rmul imul truediv rtruediv "
+    "bool iter len contains getitem lt le gt ge add radd iadd sub rsub isub mul rmul imul truediv rtruediv "
     "itruediv floordiv rfloordiv mod rmod pow rpow neg pos abs and rand or ror xor rxor invert lshift "
-    "rshift matmul int float index"
+    "rshift matmul divmod round trunc int float complex index "
+    "array array_ufunc array_function deepcopy reduce_ex"
 ).split()
 
 
-def refuse(value: object, *others: object) -> Any:
+def refuse(value: object, *others: object, **options: object) -> Any:
     """Raise :class:`DynamicValueError`, because Python needs the value of a tensor or register."""
     raise DynamicValueError(
         "value",
         "no Python access to values that exist only on the device",
-        f"bool(), comparison, iteration, indexing or arithmetic on a {type(value).__name__}",
+        f"bool(), comparison, iteration, arithmetic, copy or a NumPy function on a {type(value).__name__}",
         "compute with nisa operations; branch on shapes and launch arguments only",
     )
 
@@ -28,3 +36,44 @@ def refuse_values(cls: type) -> None:
     for name in _NAMES:
         if f"__{name}__" not in cls.__dict__:
             setattr(cls, f"__{name}__", refuse)
+
+
+_trusted: set[str] = set()
+
+
+def only_for_simulator(owner: str, name: str) -> None:
+    """Raise :class:`HiddenStateError` if a kernel reads or writes the attribute ``name``, which NKI does not have.
+
+    Called by a property or method, whose caller is the simulator or a kernel.
+    """
+    caller = sys._getframe(2)
+    if caller.f_code.co_filename not in _trusted:
+        _judge(caller.f_code.co_filename, owner, name)
+
+
+def _judge(file: str, owner: str, name: str) -> None:
+    if in_simulator(file):
+        _trusted.add(file)
+    elif is_launched():
+        raise HiddenStateError(
+            name,
+            f"attributes of {owner} that the documentation of NKI lists",
+            f"{owner}.{name}, which exists only in this simulator",
+            "compute with nisa operations; shape, dtype, buffer, offset and strides are known to Python",
+            operation=f"{owner}.{name}",
+        )
+
+
+def hidden(owner: str, name: str) -> Any:
+    """Return a property for the attribute ``_name``, which only the simulator may read or write."""
+    slot = "_" + name
+
+    def get(self: object) -> Any:
+        only_for_simulator(owner, name)
+        return getattr(self, slot)
+
+    def put(self: object, value: object) -> None:
+        only_for_simulator(owner, name)
+        setattr(self, slot, value)
+
+    return property(get, put)

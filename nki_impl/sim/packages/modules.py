@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from nki_impl.sim.errors import UnsupportedError
 from nki_impl.sim.isa import enums
 from nki_impl.sim.operators import tokens
-from nki_impl.sim.packages import annotations, builtin, compiler, neuron_dtypes
+from nki_impl.sim.packages import builtin, compiler, neuron_dtypes, parameter_types
 from nki_impl.sim.packages.compiler import frontend
 
 
@@ -18,6 +18,17 @@ def _module(name: str, text: str, **members: Any) -> ModuleType:
     return module
 
 
+MODULES = ("nki", "nki.language", "nki.isa", "nki.collectives")
+"""The documented modules; :func:`kernel_modules` has the others that kernels also import."""
+
+
+def simulator_modules() -> dict[str, ModuleType]:
+    """Return the documented modules."""
+    from nki_impl.sim import nki
+
+    return dict(zip(MODULES, (nki, nki.language, nki.isa, nki.collectives), strict=True))
+
+
 def kernel_modules() -> dict[str, ModuleType]:
     """Return the undocumented modules of ``nki`` and other packages that published kernels and their tests import.
 
@@ -25,18 +36,18 @@ def kernel_modules() -> dict[str, ModuleType]:
     classes for annotations. ``neuronxcc`` is the older name of ``nki``'s package.
     """
     cast = {"static_cast": neuron_dtypes.static_cast}
-    modules = {
+    modules: dict[str, ModuleType] = {
         "nki.language.opcode": tokens,
         "nki.language.dtypes": neuron_dtypes,
         "nki.isa.constants": enums,
-        "nki.typing": annotations,
-        "nki.tensor": annotations,
+        "nki.typing": parameter_types,
+        "nki.tensor": parameter_types,
         "nki.builtin": builtin,
         "nki.compiler": compiler,
         "nki.compiler.frontend": frontend,
         "nki.compiler.ncc_driver": frontend,
         "neuron_dtypes": neuron_dtypes,
-        "neuronxcc.nki.typing": annotations,
+        "neuronxcc.nki.typing": parameter_types,
         "neuronxcc.starfish.support.dtype": _module("dtype", "Number formats.", **cast),
     }
     for name in list(modules):
@@ -52,7 +63,6 @@ def kernel_modules() -> dict[str, ModuleType]:
 def cpu_simulator_modules() -> dict[str, ModuleType]:
     """Return the package ``nki_cpu_simulator``, whose modules are those of the simulator."""
     from nki_impl.sim import nki
-    from nki_impl.sim.install import simulator_modules
 
     top = "nki_cpu_simulator"
     inner = simulator_modules() | kernel_modules()

@@ -25,8 +25,9 @@ from nki_impl.sim.machine.core import current
 from nki_impl.sim.memory.liveness import Clock
 from nki_impl.sim.memory.registers import VirtualRegister
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
-from nki_impl.sim.tensor.dtypes import as_dtype, round_once, to_float32
-from nki_impl.sim.tensor.patterns import strided, view_of
+from nki_impl.sim.tensor.dtypes import as_dtype, float32, round_once, rounds_on_store, to_float32
+from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
+from nki_impl.sim.tensor.patterns import over, strided, view_of
 from nki_impl.sim.tensor.views import NkiTensor
 
 Array = NDArray
@@ -41,7 +42,7 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
     """
     if not isinstance(tensor, NkiTensor):
         raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tile in SBUF or PSUM")
-    storage = tensor.storage
+    storage = tensor._storage
     if storage.first < 0:
         storage.first = Clock.now
     storage.last = Clock.now
@@ -55,7 +56,7 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
         static = resolve(tensor)
         assert static is not None
         tensor = static
-    if not tensor.whole:
+    if tensor._array.shape[0] != storage.shape[0] or storage.placed is not None:
         _check_start(tensor, operand)
     return tensor
 
@@ -68,8 +69,8 @@ def touch(storage: Storage) -> None:
 
 
 def _check_start(tensor: NkiTensor, operand: str) -> None:
-    used = tensor.array.shape[0]
-    storage = tensor.storage
+    used = tensor._array.shape[0]
+    storage = tensor._storage
     start = tensor.byte_offset // storage.partition_bytes + (storage.placed or (0, 0))[0]
     if start and start % (128 if used > 64 else 64 if used > 32 else 32):
         raise PartitionError(
@@ -113,7 +114,7 @@ def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
                 "clamp it, or use oob_mode.skip",
             )
         start = tensor.byte_offset + value * dynamic.stride * tensor.dtype.itemsize
-        array = strided(tensor, start, tensor.shape, tensor.array.strides, tensor.dtype)
+        array = strided(tensor, start, tensor.shape, tensor._array.strides, tensor.dtype)
     except OutOfBoundsError:
         if skip:
             return None
@@ -121,23 +122,8 @@ def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
     return view_of(tensor, array, tensor.dtype)
 
 
-def over(tensor: NkiTensor, shadow: Array, unit: int) -> Array:
-    """Return the part of ``shadow`` that belongs to ``tensor``; ``shadow`` has one entry per ``unit`` bytes of storage.
-
-    If the tensor's elements are wider than ``unit``, the entries of one element are along an additional last axis.
-    """
-    width = tensor.dtype.itemsize // unit
-    size = shadow.itemsize
-    strides = tuple(s // unit * size for s in tensor.array.strides)
-    shape = tensor.array.shape
-    if width > 1:
-        shape, strides = (*shape, width), (*strides, size)
-    start = tensor.byte_offset // unit * size
-    return np.ndarray(shape, shadow.dtype, shadow, start, strides)
-
-
 def _mask(tensor: NkiTensor) -> NDArray[np.bool_]:
-    storage = tensor.storage
+    storage = tensor._storage
     if tensor.dtype.itemsize < storage.unit:
         storage.split_mask(tensor.dtype.itemsize)
     return over(tensor, storage.written_mask(), storage.unit)
@@ -145,24 +131,25 @@ def _mask(tensor: NkiTensor) -> NDArray[np.bool_]:
 
 def is_written(tensor: NkiTensor) -> bool:
     """Return True if every element of ``tensor`` has been written."""
-    storage = tensor.storage
+    storage = tensor._storage
     if storage.missing == 0:
         return True
-    return storage.mask is not None and bool(_mask(tensor).all())
+    return storage.mask is not None and bool(np.logical_and.reduce(_mask(tensor), axis=None))
 
 
 def mark_written(tensor: NkiTensor) -> None:
     """Mark every element of ``tensor`` as written."""
-    storage = tensor.storage
+    storage = tensor._storage
     if storage.missing == 0:
         return
     if tensor.whole or (
-        tensor.array.flags.c_contiguous and tensor.array.nbytes == storage.raw.size
+        tensor._array.nbytes == storage.raw.size and tensor._array.flags.c_contiguous
     ):
         storage.set_all_written()
         return
+    fresh = storage.mask is None
     mask = _mask(tensor)
-    before = int(np.count_nonzero(mask))
+    before = 0 if fresh else int(np.count_nonzero(mask))
     if before == mask.size:
         return
     mask[...] = True
@@ -176,7 +163,7 @@ def mark_written(tensor: NkiTensor) -> None:
 
 def check_read(tensor: NkiTensor, operand: str) -> None:
     """Notify the race detector, and raise :class:`UninitializedError` if an element has never been written."""
-    storage = tensor.storage
+    storage = tensor._storage
     if storage.on_chip:
         storage.last = Clock.now
     else:
@@ -184,6 +171,8 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
         if core.on_access is not None:
             core.on_access(core, tensor, False)
     if storage.missing and not is_written(tensor):
+        refuse_lost(tensor, operand)
+        _await_other_core(storage)
         shape = tensor.shape
         count = 0 if storage.mask is None else int(np.count_nonzero(_mask(tensor)))
         total = tensor.size * (tensor.dtype.itemsize // storage.unit)
@@ -195,22 +184,35 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
         )
 
 
+def _await_other_core(storage: Storage) -> None:
+    """Let the other core of the rank run, if it may still write the unwritten elements of ``storage``.
+
+    A core that reads before the other core has written, with no barrier between the two, breaks the rule of races: the
+    detector knows of the read, and raises :class:`~nki_impl.sim.errors.RaceError` at the write. Without this, the
+    error would be UninitializedError or RaceError, depending on which core runs first.
+    """
+    core = current()
+    if core.on_access is not None and storage.buffer is MemoryRegion.shared_hbm:
+        assert core.worker is not None and core.worker.machine is not None
+        core.worker.machine.let_others_run(core.worker)
+
+
 def read_raw(tensor: NkiTensor, operand: str) -> Array:
     """Return a view of the elements in the dtype of the tensor; the caller must not change it."""
     check_read(tensor, operand)
-    return tensor.array
+    return tensor._array
 
 
 def read(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
     """Return the elements as float32; for a float32 tensor this is a view, so the caller must not change it."""
-    if tensor.storage.missing or not tensor.storage.on_chip:
+    if tensor._storage.missing or not tensor._storage.on_chip:
         check_read(tensor, operand)
-    return to_float32(tensor.array)
+    return to_float32(tensor._array)
 
 
 def check_write(tensor: NkiTensor, operand: str) -> None:
     """Raise :class:`OutputError` if the tensor is read-only; otherwise notify the race detector."""
-    storage = tensor.storage
+    storage = tensor._storage
     if storage.on_chip:
         touch(storage)
         return
@@ -229,44 +231,65 @@ def check_write(tensor: NkiTensor, operand: str) -> None:
 def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
     """Round ``values`` once to the dtype of ``tensor``, store them and mark them as written.
 
-    ``values`` have the tensor's shape, or a shape with as many elements, such as (partitions, free size).
+    ``values`` have the tensor's shape, or a shape with as many elements, such as (partitions, free size). They may be
+    the array of :func:`result_array`, which is then already stored.
     """
-    if tensor.storage.on_chip:
-        touch(tensor.storage)
+    if tensor._storage.on_chip:
+        touch(tensor._storage)
     else:
         check_write(tensor, operand)
-    if values.shape != tensor.array.shape:
-        values = values.reshape(tensor.array.shape)
-    tensor.array[...] = round_once(values, tensor.dtype)
-    storage = tensor.storage
+    array = tensor._array
+    if values.shape != array.shape:
+        values = values.reshape(array.shape)
+    if values is not array:
+        exact = rounds_on_store(values, tensor.dtype)
+        array[...] = values if exact else round_once(values, tensor.dtype)
+    storage = tensor._storage
     if storage.missing:
         mark_written(tensor)
     if storage.started is not None:
-        over(tensor, storage.started, storage.dtype.itemsize)[...] = False
+        if tensor.whole:
+            storage.started = None
+        else:
+            over(tensor, storage.started_mask(), storage.dtype.itemsize)[...] = False
+    if storage.rivals:
+        overwrite_rivals(tensor)
+
+
+def result_array(dst: NkiTensor, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    """Return the array of ``dst`` if the last step of a computation may write its float32 result of ``shape`` there.
+
+    This saves a copy. NumPy copies an operand first if it overlaps the result. Returns None if the result must be
+    rounded or reshaped.
+    """
+    array = dst._array
+    return array if dst.dtype is float32 and array.shape == shape and dst._storage.on_chip else None
 
 
 def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "dst") -> None:
     """Write ``values``, which have the shape and storage format of ``dst``, to the elements that ``chosen`` marks."""
     check_write(dst, operand)
-    np.copyto(dst.array, values, where=chosen)
-    storage = dst.storage
+    np.copyto(dst._array, values, where=chosen)
+    storage = dst._storage
     if storage.missing:
         mask = _mask(dst)
         mask[...] |= chosen[..., None] if mask.ndim > dst.ndim else chosen
         _recount(dst)
     if storage.started is not None:
-        over(dst, storage.started, storage.dtype.itemsize)[chosen] = False
+        over(dst, storage.started_mask(), storage.dtype.itemsize)[chosen] = False
+    if storage.rivals:
+        overwrite_rivals(dst)
 
 
 def check_read_where(tensor: NkiTensor, chosen: Array, operand: str) -> None:
     """Raise :class:`UninitializedError` if an element of ``tensor`` where ``chosen`` is true has never been written."""
-    if tensor.storage.missing and not is_written(tensor):
-        if tensor.storage.mask is None or not _mask(tensor)[chosen].all():
+    if tensor._storage.missing and not is_written(tensor):
+        if tensor._storage.mask is None or not _mask(tensor)[chosen].all():
             check_read(tensor, operand)
 
 
 def _recount(tensor: NkiTensor) -> None:
-    storage = tensor.storage
+    storage = tensor._storage
     full = storage.written_mask()
     storage.missing = full.size - int(np.count_nonzero(full))
     if storage.missing == 0:
@@ -279,14 +302,17 @@ def copy_bits(dst: NkiTensor, src: NkiTensor) -> None:
     Between equal dtypes the copy is bit-exact; otherwise values are converted through float32.
     """
     hole = unwritten(src)
-    write(dst, src.array if dst.dtype is src.dtype else to_float32(src.array))
+    write(dst, src._array if dst.dtype is src.dtype else to_float32(src._array))
     if hole is not None:
         keep_holes(dst, hole.reshape(dst.shape))
 
 
 def unwritten(tensor: NkiTensor) -> NDArray[np.bool_] | None:
     """Return which elements of ``tensor`` were never written, or None if all were written."""
-    return None if is_written(tensor) else _holes(tensor)
+    if is_written(tensor):
+        return None
+    refuse_lost(tensor, "src")
+    return _holes(tensor)
 
 
 def keep_holes(dst: NkiTensor, hole: NDArray[np.bool_]) -> None:
@@ -298,7 +324,7 @@ def keep_holes(dst: NkiTensor, hole: NDArray[np.bool_]) -> None:
 
 def _holes(tensor: NkiTensor) -> NDArray[np.bool_]:
     """Return a bool array with the shape of ``tensor``: True where any byte of an element has not been written."""
-    if tensor.storage.mask is None:
+    if tensor._storage.mask is None:
         return np.ones(tensor.shape, np.bool_)
     mask = _mask(tensor)
     missing: NDArray[np.bool_] = ~mask
@@ -323,4 +349,4 @@ def to_numpy(tensor: NkiTensor, operand: str = "result") -> Array:
     """Return a copy of the elements. Raises :class:`UninitializedError` if an element has never been written."""
     if not is_written(tensor):
         check_read(tensor, operand)
-    return tensor.array.copy()
+    return tensor._array.copy()

@@ -37,13 +37,14 @@ class DType:
     (True, False, True)
     """
 
-    __slots__ = ("name", "kind", "storage", "itemsize", "low", "high")
+    __slots__ = ("name", "kind", "storage", "itemsize", "low", "high", "is_16_bit_float")
 
     def __init__(self, name: str, kind: str, storage: Any) -> None:
         self.name = name
         self.kind = kind
         self.storage: np.dtype[Any] = np.dtype(storage)
         self.itemsize = self.storage.itemsize
+        self.is_16_bit_float = kind == "float" and self.itemsize == 2
         self.low = 0
         self.high = 1
         if kind in ("int", "uint"):
@@ -205,6 +206,14 @@ def round_once(values: NDArray, dtype: DType) -> NDArray:
         wide = np.rint(np.nan_to_num(values.astype(np.float64), nan=0.0))
         return np.clip(wide, dtype.low, dtype.high).astype(dtype.storage)
     return np.clip(values.astype(np.int64), dtype.low, dtype.high).astype(dtype.storage)
+
+
+def rounds_on_store(values: NDArray, dtype: DType) -> bool:
+    """Return whether storing ``values`` in an array of ``dtype`` gives the same bits as :func:`round_once`, sooner."""
+    kind = values.dtype
+    if kind == np.float32:
+        return dtype.is_16_bit_float or dtype is float32
+    return kind == dtype.storage
 
 
 def _to_tfloat32(values: NDArray[np.float32]) -> NDArray[np.float32]:

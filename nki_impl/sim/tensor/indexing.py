@@ -9,6 +9,7 @@ import numpy as np
 from nki_impl.sim.errors import DynamicValueError, PartitionError, ViewError
 
 _INTS = (int, np.integer)
+_ALL = slice(None)
 
 
 def numpy_key(shape: tuple[int, ...], on_chip: bool, key: Any) -> tuple[int | slice, ...]:
@@ -20,24 +21,30 @@ def numpy_key(shape: tuple[int, ...], on_chip: bool, key: Any) -> tuple[int | sl
     >>> numpy_key((128, 64), True, (3, slice(0, 8)))
     (slice(3, 4, None), slice(0, 8, None))
     >>> numpy_key((128, 64), True, (slice(None), 5))
-    (slice(0, 128, None), slice(5, 6, None))
+    (slice(None, None, None), slice(5, 6, None))
     """
     keys = list(key) if isinstance(key, tuple) else [key]
-    if any(one is Ellipsis for one in keys):
-        at = next(i for i, one in enumerate(keys) if one is Ellipsis)
-        keys[at : at + 1] = [slice(None)] * (len(shape) - len(keys) + 1)
+    for at, one in enumerate(keys):
+        if one is Ellipsis:
+            keys[at : at + 1] = [slice(None)] * (len(shape) - len(keys) + 1)
+            break
     if len(keys) > len(shape):
         raise ViewError("index", f"at most {len(shape)} indices", len(keys), "drop some")
     out: list[int | slice] = []
+    integers, last = 0, 0
     for dim, one in enumerate(keys):
-        if isinstance(one, slice):
-            out.append(checked_slice(shape[dim], on_chip, dim, one.start, one.stop, one.step))
+        if type(one) is slice:
+            if one != _ALL:
+                one = checked_slice(shape[dim], on_chip, dim, one.start, one.stop, one.step)
+            out.append(one)
             continue
         index = checked_index(shape[dim], dim, one)
-        out.append(slice(index, index + 1) if on_chip and dim == 0 else index)
-    integers = [dim for dim, one in enumerate(out) if isinstance(one, int)]
-    if integers and len(shape) - len(integers) < (2 if on_chip else 1):
-        last = integers[-1]
+        if on_chip and dim == 0:
+            out.append(slice(index, index + 1))
+        else:
+            out.append(index)
+            integers, last = integers + 1, dim
+    if integers and len(shape) - integers < (2 if on_chip else 1):
         index = keys[last]
         out[last] = slice(index, index + 1)
     return tuple(out)
@@ -68,9 +75,8 @@ def checked_slice(size: int, on_chip: bool, dim: int, start: Any, stop: Any, ste
     """
     first = 0 if start is None else start
     last = size if stop is None else stop
-    for bound in (first, last):
-        if not isinstance(bound, _INTS):
-            _refuse_index(dim, bound)
+    if not isinstance(first, _INTS) or not isinstance(last, _INTS):
+        _refuse_index(dim, last if isinstance(first, _INTS) else first)
     if not 0 <= first < last <= size:
         raise ViewError(
             f"dimension {dim}",

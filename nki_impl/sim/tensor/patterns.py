@@ -35,8 +35,8 @@ class Dynamic:
 def view_of(base: NkiTensor, array: NDArray, dtype: DType) -> NkiTensor:
     """Return a tensor on the storage of ``base``; ``array`` holds its elements."""
     out = object.__new__(type(base))
-    out.storage = base.storage
-    out.array = array
+    out._storage = base._storage
+    out._array = array
     out.dtype = dtype
     out.dynamic = None
     out.whole = False
@@ -56,7 +56,7 @@ def strided(
     Raises :class:`OutOfBoundsError` if the view reaches past the end of the storage, unless ``check`` is False. Callers
     with ``check=False`` use only the shape of the view.
     """
-    storage = base.storage
+    storage = base._storage
     kind = (dtype or base.dtype).storage
     if not check:
         return np.lib.stride_tricks.as_strided(
@@ -71,6 +71,23 @@ def strided(
             f"shape {shape}, strides {strides} bytes, offset {byte_offset} bytes",
             "count strides and offset in elements of the tensor",
         ) from None
+
+
+def over(tensor: NkiTensor, shadow: NDArray, unit: int) -> NDArray:
+    """Return the part of ``shadow`` that belongs to ``tensor``; ``shadow`` has one entry per ``unit`` bytes of storage.
+
+    If the tensor's elements are wider than ``unit``, the entries of one element are along an additional last axis.
+    """
+    width = tensor.dtype.itemsize // unit
+    if tensor.whole and width == 1:
+        return shadow.reshape(tensor._array.shape)
+    size = shadow.itemsize
+    strides = tuple(s // unit * size for s in tensor._array.strides)
+    shape = tensor._array.shape
+    if width > 1:
+        shape, strides = (*shape, width), (*strides, size)
+    start = tensor.byte_offset // unit * size
+    return np.ndarray(shape, shadow.dtype, shadow, start, strides)
 
 
 def access_pattern(
@@ -103,7 +120,7 @@ def access_pattern(
     if scalar_offset is not None:
         out.dynamic = Dynamic("scalar", scalar_offset, step, limit)
         return out
-    if indirect_dim != 0 or base.storage.on_chip:
+    if indirect_dim != 0 or base._storage.on_chip:
         raise ViewError(
             "vector_offset", "indirect_dim 0 of an HBM tensor", f"{indirect_dim}, {base.buffer.value}",
             "gather on chip with other instructions",
@@ -114,7 +131,7 @@ def access_pattern(
 
 
 def _check_pattern(base: NkiTensor, pattern: list[list[int]], kind: DType) -> None:
-    storage = base.storage
+    storage = base._storage
     if not pattern or len(pattern) > 5 or any(len(pair) != 2 for pair in pattern):
         raise ViewError("pattern", "one to five [stride, count] pairs", pattern, "merge dimensions")
     if any(count < 1 for _, count in pattern):

@@ -27,7 +27,7 @@ from nki_impl.sim.errors import (
     ViewError,
 )
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
-from nki_impl.sim.operators.refusal import refuse, refuse_values
+from nki_impl.sim.operators.refusal import hidden, refuse, refuse_values
 from nki_impl.sim.tensor.dtypes import DType, as_dtype
 from nki_impl.sim.tensor.indexing import checked_index, checked_slice, numpy_key
 from nki_impl.sim.tensor.patterns import Dynamic, access_pattern, parse_names, strided, view_of
@@ -62,14 +62,14 @@ class NKIObject:
 class NkiTensor(NKIObject):
     """A view of a :class:`Storage`: ``array`` is the NumPy view of its bytes, ``dtype`` is their format.
 
-    ``dynamic`` is None, or an index (:class:`Dynamic`) whose value is read when an instruction runs. ``whole`` is True
+    Only the simulator can use ``storage`` and ``array``; kernels get an error. ``dynamic`` is None, or an index (:class:`Dynamic`) whose value is read when an instruction runs. ``whole`` is True
     if the view covers the whole storage in order.
     """
 
-    __slots__ = ("storage", "array", "dtype", "dynamic", "whole")
+    __slots__ = ("_storage", "_array", "dtype", "dynamic", "whole")
 
-    storage: Storage
-    array: NDArray
+    _storage: Storage
+    _array: NDArray
     dtype: DType
     dynamic: Dynamic | None
     whole: bool
@@ -82,21 +82,24 @@ class NkiTensor(NKIObject):
         buffer: MemoryRegion | str = sbuf,
         name: str = "",
     ) -> None:
-        self.storage = storage
+        self._storage = storage
         self.dtype = dtype
-        self.array = storage.raw.view(dtype.storage).reshape(shape)
+        self._array = storage.raw.view(dtype.storage).reshape(shape)
         self.dynamic = None
         self.whole = True
+
+    storage = hidden("NkiTensor", "storage")
+    array = hidden("NkiTensor", "array")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Length of each dimension; dimension 0 is the partition dimension on chip."""
-        return self.array.shape
+        return self._array.shape
 
     @property
     def strides(self) -> tuple[int, ...]:
         """The distance between neighbours in each dimension, in elements."""
-        return tuple(s // self.dtype.itemsize for s in self.array.strides)
+        return tuple(s // self.dtype.itemsize for s in self._array.strides)
 
     @property
     def offset(self) -> int:
@@ -106,33 +109,33 @@ class NkiTensor(NKIObject):
     @property
     def byte_offset(self) -> int:
         """The distance of the view's first element from the first element of the storage, in bytes."""
-        start: int = self.array.__array_interface__["data"][0]
-        return start - self.storage.base
+        start: int = self._array.__array_interface__["data"][0]
+        return start - self._storage.base
 
     @property
     def name(self) -> str:
         """The name given at allocation, or ''."""
-        return self.storage.name
+        return self._storage.name
 
     @property
     def buffer(self) -> MemoryRegion:
         """The memory that contains the tensor."""
-        return self.storage.buffer
+        return self._storage.buffer
 
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return self.array.ndim
+        return self._array.ndim
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self.array.size
+        return self._array.size
 
     def _view(self, array: NDArray, dtype: DType | None = None) -> NkiTensor:
         out = view_of(self, array, dtype or self.dtype)
         if self.dynamic is not None:
-            if self.dynamic.kind == "vector" and array.shape[0] != self.array.shape[0]:
+            if self.dynamic.kind == "vector" and array.shape[0] != self._array.shape[0]:
                 raise ViewError(
                     "dimension 0",
                     "no index on the dimension of an indirect vector index",
@@ -148,7 +151,7 @@ class NkiTensor(NKIObject):
 
     def is_contiguous(self) -> bool:
         """Whether the elements are contiguous (on chip: within each partition)."""
-        array = self.array[0] if self.storage.on_chip else self.array
+        array = self._array[0] if self._storage.on_chip else self._array
         return self.dynamic is None and bool(array.flags.c_contiguous)
 
     def is_indirect(self) -> bool:
@@ -160,7 +163,7 @@ class NkiTensor(NKIObject):
         return [[s, n] for s, n in zip(self.strides, self.shape, strict=True)]
 
     def __getitem__(self, key: Any) -> NkiTensor:
-        return self._view(self.array[numpy_key(self.array.shape, self.storage.on_chip, key)])
+        return self._view(self._array[numpy_key(self._array.shape, self._storage.on_chip, key)])
 
     def _free_dim(self, dim: int, what: str) -> int:
         """Return ``dim``, counted from 0, and raise an error for the partition dimension.
@@ -170,7 +173,7 @@ class NkiTensor(NKIObject):
         if not -self.ndim <= dim < self.ndim:
             raise ViewError("dim", f"0 <= dim < {self.ndim}", dim, "name a dimension of the tensor")
         dim %= self.ndim
-        if dim == 0 and self.storage.on_chip:
+        if dim == 0 and self._storage.on_chip:
             raise PartitionError("dim", f"{what} on a free dimension", dim, "use dim >= 1")
         return dim
 
@@ -180,24 +183,24 @@ class NkiTensor(NKIObject):
             raise ViewError("dim", f"0 <= dim < {self.ndim}", dim, "name a dimension of the tensor")
         dim %= self.ndim
         keys: list[slice] = [slice(None)] * dim
-        keys.append(checked_slice(self.shape[dim], self.storage.on_chip, dim, start, end, step))
-        return self._view(self.array[tuple(keys)])
+        keys.append(checked_slice(self.shape[dim], self._storage.on_chip, dim, start, end, step))
+        return self._view(self._array[tuple(keys)])
 
     def select(self, dim: int, index: int | NkiTensor) -> NkiTensor:
         """Take ``index`` (an int, a register or a (1,1) tile) in dimension ``dim``, and drop that dimension."""
         dim = self._free_dim(dim, "select")
         if isinstance(index, (int, np.integer)):
             at = checked_index(self.shape[dim], dim, index)
-            return self._view(self.array[(slice(None),) * dim + (at,)])
+            return self._view(self._array[(slice(None),) * dim + (at,)])
         if self.dynamic is not None:
             raise ViewError("index", "one dynamic index per tensor", "a second one", "copy first")
-        out = self._view(self.array[(slice(None),) * dim + (0,)])
+        out = self._view(self._array[(slice(None),) * dim + (0,)])
         out.dynamic = Dynamic("scalar", index, self.strides[dim], self.shape[dim])
         return out
 
     def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
         """Select rows along dimension 0 of an HBM tensor, one per partition; the shape is (P, rest of the shape)."""
-        if dim != 0 or self.storage.on_chip:
+        if dim != 0 or self._storage.on_chip:
             raise UnsupportedError(
                 "dim", "dimension 0 of an HBM tensor", dim, "permute, or gather on chip"
             )
@@ -206,7 +209,7 @@ class NkiTensor(NKIObject):
                 "vector_offset", "one dynamic index per tensor", "a second one", "copy first"
             )
         shape = (vector_offset.shape[0], *self.shape[1:])
-        out = self._view(strided(self, self.byte_offset, shape, self.array.strides, check=False))
+        out = self._view(strided(self, self.byte_offset, shape, self._array.strides, check=False))
         out.dynamic = Dynamic("vector", vector_offset, self.strides[0], self.shape[0])
         return out
 
@@ -214,36 +217,36 @@ class NkiTensor(NKIObject):
         """Reorder the dimensions as in ``dims``; on chip dimension 0 must stay first."""
         if sorted(dims) != list(range(self.ndim)):
             raise ViewError("dims", f"a permutation of 0..{self.ndim - 1}", dims, "name each once")
-        if self.storage.on_chip and dims[0] != 0:
+        if self._storage.on_chip and dims[0] != 0:
             raise PartitionError(
                 "dims", "the partition dimension stays first", dims, "use nc_transpose"
             )
-        return self._view(self.array.transpose(dims))
+        return self._view(self._array.transpose(dims))
 
     def broadcast(self, dim: int, size: int) -> NkiTensor:
         """Repeat dimension ``dim``, which has length 1, ``size`` times (stride 0)."""
         dim = self._free_dim(dim, "broadcast")
         if self.shape[dim] != 1:
             raise ViewError("dim", "a dimension of length 1", self.shape[dim], "expand_dim first")
-        shape, strides = list(self.shape), list(self.array.strides)
+        shape, strides = list(self.shape), list(self._array.strides)
         shape[dim], strides[dim] = size, 0
         return self._view(strided(self, self.byte_offset, tuple(shape), tuple(strides)))
 
     def expand_dim(self, dim: int) -> NkiTensor:
         """Insert a dimension of length 1 at ``dim``."""
         dim = dim if dim >= 0 else dim + self.ndim + 1
-        if not 0 <= dim <= self.ndim or (dim == 0 and self.storage.on_chip):
+        if not 0 <= dim <= self.ndim or (dim == 0 and self._storage.on_chip):
             raise ViewError(
                 "dim", f"a place among the free dimensions of {self.shape}", dim, "use 1..ndim"
             )
-        return self._view(np.expand_dims(self.array, dim))
+        return self._view(np.expand_dims(self._array, dim))
 
     def squeeze_dim(self, dim: int) -> NkiTensor:
         """Drop dimension ``dim``, which has length 1."""
         dim = self._free_dim(dim, "squeeze_dim")
         if self.shape[dim] != 1:
             raise ViewError("dim", "a dimension of length 1", self.shape[dim], "use select")
-        return self._view(self.array.squeeze(dim))
+        return self._view(self._array.squeeze(dim))
 
     def reshape_dim(self, dim: int, shape: tuple[int, ...]) -> NkiTensor:
         """Split dimension ``dim`` into ``shape``, in which one length may be -1."""
@@ -280,7 +283,7 @@ class NkiTensor(NKIObject):
             raise ViewError(
                 "shape", f"{self.size} elements", shape, "pass a shape with as many elements"
             )
-        if self.storage.on_chip and (shape[0] != self.shape[0] or len(shape) < 2):
+        if self._storage.on_chip and (shape[0] != self.shape[0] or len(shape) < 2):
             raise PartitionError(
                 "shape", f"({self.shape[0]}, ...)", shape, "keep the partition dimension"
             )
@@ -288,7 +291,7 @@ class NkiTensor(NKIObject):
 
     def _reshaped(self, shape: tuple[int, ...]) -> NkiTensor:
         try:
-            return self._view(self.array.reshape(shape, copy=False))
+            return self._view(self._array.reshape(shape, copy=False))
         except ValueError:
             raise ViewError(
                 "shape",
@@ -312,7 +315,7 @@ class NkiTensor(NKIObject):
                 "dst_pattern", f"the names {names}, each once", dst_pattern, "name them all"
             )
         at = [names.index(name) for name in order]
-        if self.storage.on_chip and (
+        if self._storage.on_chip and (
             at[0] != 0 or lengths[0] != self.shape[0] or len(groups[0]) > 1
         ):
             raise PartitionError(
@@ -320,7 +323,7 @@ class NkiTensor(NKIObject):
             )
         split = self._reshaped(tuple(lengths))
         merged = [math.prod(lengths[names.index(name)] for name in group) for group in groups]
-        return self._view(split.array.transpose(at))._reshaped(tuple(merged))
+        return self._view(split._array.transpose(at))._reshaped(tuple(merged))
 
     def ap(
         self,
@@ -349,7 +352,7 @@ class NkiTensor(NKIObject):
         """Reinterpret the bytes as ``dtype``; the length of the last dimension changes accordingly."""
         dtype = as_dtype(dtype)
         try:
-            array = self.array.view(dtype.storage)
+            array = self._array.view(dtype.storage)
         except ValueError:
             raise ViewError(
                 "dtype",
@@ -390,6 +393,9 @@ class NkiTensor(NKIObject):
 
     def __hash__(self) -> int:
         return id(self)
+
+    def __copy__(self) -> NkiTensor:
+        return self._view(self._array)
 
     def __repr__(self) -> str:
         return f"NkiTensor({self.name or '?'}, {self.shape}, {self.dtype}, {self.buffer.value})"

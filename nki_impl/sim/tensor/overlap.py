@@ -1,0 +1,148 @@
+"""Tensors that a kernel placed at overlapping addresses, and copies whose destination overlaps their source.
+
+Kernels may place tensors in SBUF and PSUM themselves (``address=``), and may reuse an address deliberately: allocators
+of published kernels do so after a reset. An overlap alone is therefore no error. It is an error to read a tensor after
+another tensor was written over it. The simulator keeps separate bytes for each tensor. A write to one of two
+overlapping tensors, which are called *rivals*, marks the same bytes of the other as *lost*, until they are written again.
+
+A copy may have the same elements in the same order as source and destination. Otherwise a destination that overlaps the
+source is an error: the engines read and write in a pipeline, and DMA runs in several queues, so nothing says whether an
+element is read before or after it is overwritten.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nki_impl.sim.errors import OverlapError, kernel_line
+from nki_impl.sim.memory.storage import Storage
+from nki_impl.sim.tensor.patterns import over
+
+if TYPE_CHECKING:
+    from nki_impl.sim.tensor.views import NkiTensor
+
+_PARTITION_STRIDE = 1 << 20
+"""More than the bytes of a partition, so that (partition, byte) can be one number."""
+
+
+def describe(storage: Storage) -> str:
+    """Return the name, address and allocation line of a storage, for messages."""
+    name = storage.name or "an unnamed tensor"
+    if storage.placed is None:
+        return name
+    kind, size = storage.buffer.value, storage.partition_bytes
+    return f"{name} ({kind} address {storage.placed}, {size} bytes, allocated at {storage.line})"
+
+
+def link_rivals(storage: Storage, others: Iterable[Storage]) -> None:
+    """Record which of ``others``, placed in the same memory of the same core, overlap the placed ``storage``."""
+    for other in others:
+        if _common(storage, other) is not None:
+            storage.rivals.append(weakref.ref(other))
+            other.rivals.append(weakref.ref(storage))
+
+
+def _common(a: Storage, b: Storage) -> tuple[tuple[slice, slice], tuple[slice, slice]] | None:
+    """Return the rows and byte columns that two placed storages share, in each one's own numbers; None if none."""
+    (p, c), (q, d) = a.placed or (0, 0), b.placed or (0, 0)
+    top, bottom = max(p, q), min(p + a.shape[0], q + b.shape[0])
+    left, right = max(c, d), min(c + a.partition_bytes, d + b.partition_bytes)
+    if top >= bottom or left >= right:
+        return None
+    return (
+        (slice(top - p, bottom - p), slice(left - c, right - c)),
+        (slice(top - q, bottom - q), slice(left - d, right - d)),
+    )
+
+
+def _rows(storage: Storage, array: NDArray) -> NDArray:
+    """Return ``array``, which has one entry per byte of ``storage``, as (partitions, bytes)."""
+    return array.reshape(storage.shape[0], -1)
+
+
+def overwrite_rivals(tensor: NkiTensor) -> None:
+    """Mark the bytes that rivals share with ``tensor`` as lost, and the tensor's own bytes as present."""
+    storage = tensor._storage
+    written = np.zeros(storage.raw.size, np.bool_)
+    over(tensor, written, 1)[...] = True
+    if storage.lost is not None:
+        storage.lost &= ~written
+    living = [rival for ref in storage.rivals if (rival := ref()) is not None]
+    if len(living) < len(storage.rivals):
+        storage.rivals = [weakref.ref(rival) for rival in living]
+    for rival in living:
+        common = _common(storage, rival)
+        assert common is not None
+        if rival.mask is not None or rival.missing == 0:
+            _lose(rival, common[1], _rows(storage, written)[common[0]], storage)
+
+
+def _lose(rival: Storage, place: tuple[slice, slice], hit: NDArray[np.bool_], by: Storage) -> None:
+    """Mark the bytes ``hit`` of the part ``place`` of ``rival`` as lost to the storage ``by``."""
+    if not hit.any():
+        return
+    gone = np.zeros(rival.raw.size, np.bool_)
+    _rows(rival, gone)[place] = hit
+    mask = rival.written_mask()
+    gone &= np.repeat(mask, rival.unit)
+    rival.lost = gone if rival.lost is None else rival.lost | gone
+    rival.lost_to = f"{describe(by)}, written at {kernel_line()}"
+    mask &= ~gone.reshape(-1, rival.unit).any(axis=1)
+    rival.missing = mask.size - int(np.count_nonzero(mask))
+    if rival.missing == mask.size:
+        rival.mask = None
+    if rival.started is not None:
+        started = rival.started_mask()
+        started &= ~gone.reshape(-1, rival.dtype.itemsize).any(axis=1)
+
+
+def refuse_lost(tensor: NkiTensor, operand: str) -> None:
+    """Raise :class:`OverlapError` if a rival was written over an element of ``tensor``."""
+    storage = tensor._storage
+    if storage.lost is None:
+        return
+    lost = over(tensor, storage.lost, 1)
+    if lost.any():
+        count = int(np.count_nonzero(lost.any(axis=-1) if lost.ndim > tensor.ndim else lost))
+        raise OverlapError(
+            operand,
+            "a tensor over which no other tensor was written",
+            f"{count} of {tensor.size} elements of {describe(storage)} overwritten by {storage.lost_to}",
+            "place the two tensors apart, or read this one before the other is written",
+        )
+
+
+def check_copy(dst: NkiTensor, src: NkiTensor) -> None:
+    """Raise :class:`OverlapError` if ``dst`` overlaps ``src``, unless both are the same elements in the same order."""
+    a, b = dst._storage, src._storage
+    if a is b:
+        if not np.may_share_memory(dst._array, src._array):
+            return
+    elif not a.rivals or not any(ref() is b for ref in a.rivals):
+        return
+    to, of = _places(dst), _places(src)
+    if np.array_equal(to, of) or not np.isin(to, of, kind="sort").any():
+        return
+    shared = int(np.count_nonzero(np.isin(to, of)))
+    raise OverlapError(
+        "dst",
+        "a destination that does not overlap the source, or is the same elements in the same order",
+        f"{shared} of {to.size} bytes of dst in src: {describe(a)} and {describe(b)}",
+        "copy through another tensor",
+    )
+
+
+def _places(tensor: NkiTensor) -> NDArray[np.int64]:
+    """Return the address of each byte of ``tensor``, in the order in which an instruction goes through it."""
+    storage = tensor._storage
+    numbers = np.arange(storage.raw.size)
+    if storage.placed is not None:
+        partition, byte = storage.placed
+        rows, columns = np.divmod(numbers, storage.partition_bytes)
+        numbers = (rows + partition) * _PARTITION_STRIDE + columns + byte
+    return over(tensor, numbers, 1).ravel()
