@@ -77,7 +77,7 @@ class Storage:
     __slots__ = (
         "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "unit", "started", "account", "placed", "banks", "on_chip",
-        "free_size", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "__weakref__",
+        "free_size", "partition_bytes", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -109,17 +109,14 @@ class Storage:
         self.on_chip = buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum
         self.free_size = self.size // shape[0]
         self.first = self.last = -1
+        self.partition_bytes = self.free_size * dtype.itemsize
+        """Bytes per partition of an on-chip storage."""
         self.line = ""
         self.rivals: list[weakref.ref[Storage]] = []
         self.lost: NDArray[np.bool_] | None = None
         self.lost_to = ""
         self.shadow: object = None
         """The race detector's records of this storage."""
-
-    @property
-    def partition_bytes(self) -> int:
-        """Bytes per partition of an on-chip storage."""
-        return self.free_size * self.dtype.itemsize
 
     def written_mask(self) -> NDArray[np.bool_]:
         """Return the mask of written elements, one bool per ``unit`` bytes; create it if necessary."""

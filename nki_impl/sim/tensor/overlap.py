@@ -41,8 +41,12 @@ def describe(storage: Storage) -> str:
 
 def link_rivals(storage: Storage, others: Iterable[Storage]) -> None:
     """Record which of ``others``, placed in the same memory of the same core, overlap the placed ``storage``."""
+    assert storage.placed is not None
+    low, high = storage.placed[1], storage.placed[1] + storage.partition_bytes
     for other in others:
-        if _common(storage, other) is not None:
+        first = other.placed[1] if other.placed else 0
+        # Most tensors are elsewhere: compare bytes before partitions.
+        if first < high and low < first + other.partition_bytes and _common(storage, other):
             storage.rivals.append(weakref.ref(other))
             other.rivals.append(weakref.ref(storage))
 
@@ -88,17 +92,23 @@ def _lose(rival: Storage, place: tuple[slice, slice], hit: NDArray[np.bool_], by
         return
     gone = np.zeros(rival.raw.size, np.bool_)
     _rows(rival, gone)[place] = hit
+    if rival.missing:
+        gone &= np.repeat(rival.written_mask(), rival.unit)
     mask = rival.written_mask()
-    gone &= np.repeat(mask, rival.unit)
     rival.lost = gone if rival.lost is None else rival.lost | gone
     rival.lost_to = f"{describe(by)}, written at {kernel_line()}"
-    mask &= ~gone.reshape(-1, rival.unit).any(axis=1)
+    mask &= ~_any_byte(gone, rival.unit)
     rival.missing = mask.size - int(np.count_nonzero(mask))
     if rival.missing == mask.size:
         rival.mask = None
     if rival.started is not None:
         started = rival.started_mask()
-        started &= ~gone.reshape(-1, rival.dtype.itemsize).any(axis=1)
+        started &= ~_any_byte(gone, rival.dtype.itemsize)
+
+
+def _any_byte(marks: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
+    """Return one bool for every ``width`` bytes: whether any of their marks is True."""
+    return marks.view(f"u{width}") != 0
 
 
 def refuse_lost(tensor: NkiTensor, operand: str) -> None:
