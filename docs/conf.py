@@ -32,7 +32,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
 ]
-exclude_patterns = ["_build", "_extra", "reference/generated"]
+exclude_patterns = ["_build", "_extra", "nki/official_suite_table.md", "reference/generated"]
 
 # 'zigzag' in a docstring is a value; curly quotes would make it prose.
 smartquotes = False
