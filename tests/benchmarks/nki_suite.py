@@ -99,7 +99,7 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the test files of the checkout, each in a process of its own."""
+    """Run the test files of the checkout: each in a process of its own, or all in ``jobs`` processes."""
     checkout = arguments.checkout.resolve()
     out = arguments.out.resolve()
     if not (checkout / TESTS).is_dir():
@@ -119,36 +119,29 @@ def run(arguments: argparse.Namespace) -> int:
         ),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    for file in sorted((checkout / TESTS).rglob("test_*.py")):
-        if arguments.module and not re.search(arguments.module, str(file.relative_to(checkout))):
-            continue
-        print(file.relative_to(checkout), flush=True)
-        work = out.parent / (out.stem + "-artifacts")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "nki_impl.sim.pytest_plugin",
-            "-p",
-            "nki_suite",
-        ]
-        command += [
-            "-p",
-            "no:cacheprovider",
-            "--test-mode",
-            "simulation",
-            "--tb=short",
-            "--show-capture=no",
-        ]
-        command += ["--platform-target", arguments.target, "--output-directory", str(work)]
-        command += [
-            "--force-local-cleanup",
-            "-o",
-            f"artifacts_dir={work}",
-            str(file.relative_to(checkout)),
-        ]
+    files = [
+        str(file.relative_to(checkout))
+        for file in sorted((checkout / TESTS).rglob("test_*.py"))
+        if not arguments.module or re.search(arguments.module, str(file.relative_to(checkout)))
+    ]
+    work = out.parent / (out.stem + "-artifacts")
+    options = [
+        "-q",
+        "-p",
+        "nki_impl.sim.pytest_plugin",
+        "-p",
+        "nki_suite",
+        "-p",
+        "no:cacheprovider",
+    ]
+    options += ["--tb=short", "--show-capture=no", "--test-mode", "simulation"]
+    options += ["--force-local-cleanup", "--platform-target", arguments.target]
+    options += ["--output-directory", str(work), "-o", f"artifacts_dir={work}"]
+    if arguments.jobs > 1:
+        options += ["-n", str(arguments.jobs), "--dist=worksteal"]
+    for part in [files] if arguments.jobs > 1 else [[file] for file in files]:
+        print(*part, sep="\n", flush=True)
+        command = [sys.executable, "-m", "pytest", *options, *part]
         with open(out.with_suffix(".log"), "a", encoding="utf-8") as log:
             subprocess.run(
                 command, cwd=checkout, env=environment, stdout=log, stderr=log, check=False
@@ -215,6 +208,9 @@ def main() -> int:
     )
     one.add_argument(
         "--seconds", type=int, default=120, help="time limit of a test; then it counts as slow"
+    )
+    one.add_argument(
+        "--jobs", type=int, default=1, help="processes; more than 1 needs pytest-xdist"
     )
     one.add_argument("--target", default="trn2", help="trn2 or trn3")
     one.set_defaults(call=run)
