@@ -119,8 +119,9 @@ class Detector:
         rewrite = self._rewrite
         if rewrite is not None:
             self._rewrite = None
-            clash = rewrite.clash()
-            self._refuse(rewrite.tensor.name, rewrite.access, clash, rewrite.ledger, READ | WRITE)
+            ledger, access = rewrite.ledger, rewrite.access
+            places = _places(ledger, access, rewrite.clash())
+            self._refuse(rewrite.tensor.name, access, places, ledger, READ | WRITE)
 
     def _note(self, core: Core, tensor: NkiTensor, kind: int) -> None:
         """Mark one access, and compare it with the other core's accesses in this phase; raises RaceError."""
@@ -142,8 +143,8 @@ class Detector:
         if kind in (READ, COLLECTIVE_READ) and present & (WRITE << mine):
             # A core may read what it has written itself.
             foreign = (marks & np.uint8(WRITE << mine)) == 0
-            clash = own_read(tensor, ledger, mine, marks)
-            self._refuse(tensor.name, access, clash, ledger, WRITE)
+            places = _places(ledger, access, own_read(tensor, ledger, mine, marks))
+            self._refuse(tensor.name, access, places, ledger, WRITE)
             marks |= foreign.view(np.uint8) * np.uint8(kind << mine)
         else:
             marks |= np.uint8(kind << mine)
@@ -159,29 +160,27 @@ class Detector:
         else:
             foreign = READ | WRITE if access.kind == COLLECTIVE_WRITE else ANY & ~WRITE
             clash = (marks & np.uint8((foreign << other) & 0xFF)) != 0
-        self._refuse(tensor.name, access, clash, ledger, foreign)
+        self._refuse(tensor.name, access, _places(ledger, access, clash), ledger, foreign)
 
     def _end_phase(self, storage: Storage) -> None:
         """Raise RaceError if what remains in ``storage`` depends on which core wrote last."""
         ledger = storage.shadow
-        clash = remaining(ledger) if isinstance(ledger, Ledger) else None
-        if clash is not None:
+        places = remaining(ledger) if isinstance(ledger, Ledger) else None
+        if places is not None:
             assert isinstance(ledger, Ledger)
             writes = (a for a in reversed(ledger.log) if a.kind == WRITE)
-            last = next(access for access in writes if window(clash, access).any())
-            self._refuse(storage.name, last, window(clash, last), ledger, WRITE)
+            last = next(access for access in writes if window(places, access).any())
+            self._refuse(storage.name, last, places, ledger, WRITE)
 
     def _refuse(
-        self, name: str | None, access: Access, clash: Chosen, ledger: Ledger, kinds: int
+        self, name: str | None, access: Access, places: Chosen | None, ledger: Ledger, kinds: int
     ) -> None:
-        """Raise RaceError, or warn, for the places in ``clash``, which are part of those that ``access`` covers.
+        """Raise RaceError, or warn, if there are ``places`` of the storage where ``access`` is a race.
 
         The message names the other core's last access, of a kind in ``kinds``, to any of these places.
         """
-        if not clash.any():
+        if places is None:
             return
-        places = np.zeros(ledger.marks.shape, np.bool_)
-        window(places, access)[...] = clash
         earlier = next(
             other
             for other in reversed(ledger.log)
@@ -200,7 +199,17 @@ class Detector:
         pair = (name or "", *sorted((access.line, earlier.line)))
         if pair not in self._warned:
             self._warned.add(pair)
-            warnings.warn(str(error), RaceWarning, stacklevel=2)
+            file, _, number = access.line.rpartition(":")
+            warnings.warn_explicit(str(error), RaceWarning, file or "?", int(number or 0), "kernel")
+
+
+def _places(ledger: Ledger, access: Access, clash: Chosen) -> Chosen | None:
+    """Return which places of the storage ``clash``, a part of those that ``access`` covers, marks; None if none."""
+    if not clash.any():
+        return None
+    places = np.zeros(ledger.marks.shape, np.bool_)
+    window(places, access)[...] = clash
+    return places
 
 
 def _watched(tensor: NkiTensor) -> bool:
