@@ -58,12 +58,16 @@ class SimulatorWarning(UserWarning):
     """A kernel does what the documentation forbids and AWS's own kernels do; the simulator accepts it."""
 
 
+class RaceWarning(SimulatorWarning):
+    """A race between two cores, if races are to be reported and the run is to go on."""
+
+
 class SimulatorError(NkiValidationError):
     """A kernel breaks a rule of the machine.
 
     ``operand``: the argument at fault ("dst", "stationary"...). ``limit``: the rule. ``got``: what was passed. ``fix``:
     what to do. ``operation``: the simulator's function that the kernel called; by default it is found from the call
-    stack. ``line``: the line of the kernel that called it.
+    stack. ``line``: the line of the kernel that called it; by default the one that is running.
 
     >>> try:
     ...     raise SimulatorError("dst", "at most 128 partitions", "130", "split it", "memset")
@@ -73,14 +77,20 @@ class SimulatorError(NkiValidationError):
     """
 
     def __init__(
-        self, operand: str, limit: str, got: object, fix: str, operation: str | None = None
+        self,
+        operand: str,
+        limit: str,
+        got: object,
+        fix: str,
+        operation: str | None = None,
+        line: str | None = None,
     ) -> None:
         self.operation = operation or _operation_name()
         self.operand = operand
         self.limit = limit
         self.got = str(got)
         self.fix = fix
-        self.line = kernel_line()
+        self.line = line or kernel_line()
         super().__init__(
             f"{self.operation}: {operand}: {limit}; got {self.got}. Fix: {fix} (at {self.line})"
         )

@@ -5,8 +5,13 @@ The plugin makes ``import nki`` import the simulator before any test is collecte
 tests with W ranks (``collective_ranks``) on W ranks, and writes the outputs of each rank where the library's validator
 reads them.
 
-Environment variable RINGSPEC_NKI_SCALE: a number by which every floating-point output is multiplied, to show that tests
-that pass can fail; 1.05 makes correct kernels fail.
+Environment variables:
+
+- RINGSPEC_NKI_SCALE: a number by which every floating-point output is multiplied, to show that tests that pass can fail;
+  1.05 makes correct kernels fail.
+- RINGSPEC_NKI_RACES: "warn" makes a race a :class:`~nki_impl.sim.errors.RaceWarning` instead of an error, so that the
+  numbers are compared nevertheless. The report of a test lists its races in ``user_properties`` under the name "race".
+- RINGSPEC_NKI_INTERLEAVE: a seed; cores and ranks then take turns at random instructions.
 """
 
 from __future__ import annotations
@@ -14,7 +19,8 @@ from __future__ import annotations
 import importlib.abc
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -22,6 +28,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nki_impl.sim.errors import RaceWarning
 from nki_impl.sim.install import hide, show
 from nki_impl.sim.packages.modules import missing_test_modules
 from nki_impl.sim.packages.simulator import on_ranks, scaled
@@ -50,6 +57,19 @@ class MissingModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing, because the module is complete."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Add the races of a test, which come as warnings with RINGSPEC_NKI_RACES=warn, to its report."""
+    with warnings.catch_warnings(record=True) as caught:
+        try:
+            yield
+        finally:
+            races = [one for one in caught if issubclass(one.category, RaceWarning)]
+            item.user_properties += [("race", str(one.message)) for one in races]
+    for one in caught:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 @pytest.hookimpl(trylast=True)

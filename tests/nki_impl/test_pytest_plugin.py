@@ -45,6 +45,14 @@ def double(x):
     return out
 
 @nki.jit
+def raced(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=x)
+    if nl.program_id(0) == 1:
+        nisa.dma_copy(dst=out[0:1], src=nl.zeros((1, x.shape[1]), x.dtype))
+    return out
+
+@nki.jit
 def change(x):
     nisa.dma_copy(dst=x, src=nl.zeros(x.shape, x.dtype))
     return x
@@ -82,6 +90,24 @@ def test_the_environment_chooses_the_target(monkeypatch):
 
     monkeypatch.setenv("NKI_NC_VERSION", "gen4")
     nki.cpu_simulate(generation)[1](x=X)
+"""
+
+RACES = """
+from kernels import *
+
+def test_numbers_of_a_kernel_with_a_race():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert np.array_equal(nki.cpu_simulate(raced)[2](x=x)[1], x[1])
+
+def test_a_kernel_without_a_race():
+    assert (nki.cpu_simulate(change)[2](x=np.ones((2, 3), np.float32)) == 0).all()
+"""
+
+REPORTS = """
+def pytest_runtest_logreport(report):
+    if report.when == "call":
+        races = [text for name, text in report.user_properties if name == "race"]
+        print(report.nodeid.split("::")[1], report.outcome, len(races), *races)
 """
 
 ORCHESTRATOR = """
@@ -150,10 +176,11 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(repository: Path, **environment: str) -> str:
+def run(repository: Path, *options: str, **environment: str) -> str:
     import os
 
     command = [sys.executable, "-m", "pytest", "-p", "nki_impl.sim.pytest_plugin", "-q", "test"]
+    command += options
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "NKI_NC_VERSION")}
     done = subprocess.run(
         command, cwd=repository, env=kept | environment, capture_output=True, text=True, check=False
@@ -169,3 +196,17 @@ def test_the_tests_of_a_repository_pass_with_the_plugin(repository: Path) -> Non
 def test_scaled_outputs_make_them_fail(repository: Path) -> None:
     output = run(repository, RINGSPEC_NKI_SCALE="1.05")
     assert "3 failed, 4 passed" in output, output
+
+
+def test_with_races_warn_the_numbers_are_checked_and_the_report_lists_the_races(
+    repository: Path,
+) -> None:
+    (repository / "test" / "test_kernels.py").unlink()
+    (repository / "test" / "test_ranks.py").unlink()
+    (repository / "test" / "test_races.py").write_text(RACES)
+    (repository / "listing.py").write_text(REPORTS)
+    output = run(repository, "-p", "listing", "-s", RINGSPEC_NKI_RACES="warn")
+    assert "test_numbers_of_a_kernel_with_a_race passed 1 dma_copy: an unnamed tensor" in output
+    assert "nothing orders the two; 2 elements" in output
+    assert "test_a_kernel_without_a_race passed 0" in output, output
+    assert "RaceError" in run(repository)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from nki_impl.sim import collectives as ncc
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.errors import RaceError, UninitializedError
+from nki_impl.sim.errors import LaunchError, RaceError, RaceWarning, UninitializedError
 from nki_impl.sim.machine.launch import run_ranks
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -516,3 +517,110 @@ def test_the_verdict_on_random_programs_is_the_rules_and_no_matter_of_order():
         assert len(results) == 1
         assert (results == {"race"}) == verdicts[-1]
     assert 30 < sum(verdicts) < 90
+
+
+# Places that both cores write: every program is compared with all of its interleavings.
+
+
+def filled_twice(x, last):
+    """Both cores write zeros and then ``last[core]``, as AWS's router_topk does without a barrier."""
+    out = shared()
+    nisa.dma_copy(dst=out[:4], src=tile())  # zeros
+    nisa.dma_copy(dst=out[:4], src=tile(last[nl.program_id(0)]))  # entries
+    nisa.dma_copy(dst=out[4:], src=tile())
+    return out
+
+
+def test_both_cores_may_write_zeros_and_then_the_same_entries():
+    for seed in SEEDS:
+        got = run_ranks(filled_twice, [(X, (2.0, 2.0))], lnc=2, interleave=seed).results[0]
+        assert np.array_equal(got, np.repeat(np.float32([2.0, 0.0]), 16).reshape(8, 4))
+        with pytest.raises(RaceError, match="core . writes .*, core . writes .*; 16 elements"):
+            run_ranks(filled_twice, [(X, (2.0, 3.0))], lnc=2, interleave=seed)
+
+
+def test_zeros_of_one_core_over_the_entries_of_the_other_are_a_race():
+    """The initialisation of AWS's moe_cte: both cores clear the output, and then each core stores its half."""
+
+    def kernel(x):
+        out = shared()
+        nisa.dma_copy(dst=out[:4], src=tile())
+        nisa.dma_copy(dst=out[4:], src=tile())
+        nisa.dma_copy(dst=mine(out), src=tile(1.0))
+        return out
+
+    races(kernel)
+
+
+def test_different_last_writes_are_a_race_even_if_the_phase_ends_at_a_barrier():
+    def kernel(x):
+        t, out = shared("t"), shared()
+        nisa.dma_copy(dst=t, src=x)
+        nisa.dma_copy(dst=t[:4], src=tile(1.0 + nl.program_id(0)))  # write
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=mine(out), src=mine(t))
+        return out
+
+    races(kernel, "# write")
+
+
+def one_place(x, programs):
+    """Each core plays its program, letters r (read) and digits (write), on one place of shared memory."""
+    t, out = shared("t"), shared()
+    for i, letter in enumerate(programs[nl.program_id(0)]):
+        if letter == "r":
+            value = tile()
+            nisa.dma_copy(dst=value, src=t[:4])
+            nisa.dma_copy(dst=shared(f"{nl.program_id(0)} {i}", (4, 4)), src=value)
+        else:
+            nisa.dma_copy(dst=t[:4], src=tile(float(letter)))
+    nisa.core_barrier(t, (0, 1))
+    nisa.dma_copy(dst=t[4:], src=tile())
+    nisa.core_barrier(t, (0, 1))
+    nisa.dma_copy(dst=out, src=t)
+    return out
+
+
+def outcomes(programs):
+    """What the cores read and what remains, for every order of the steps of both programs."""
+    steps = [0] * len(programs[0]) + [1] * len(programs[1])
+    found = set()
+    for order in set(itertools.permutations(steps)):
+        at, value, seen = [0, 0], "", []
+        for core in order:
+            letter = programs[core][at[core]]
+            if letter == "r":
+                seen.append((core, at[core], value))
+            else:
+                value = letter
+            at[core] += 1
+        found.add((value, tuple(sorted(seen))))
+    return found
+
+
+def test_writes_of_both_cores_are_a_race_exactly_if_their_order_can_be_seen():
+    programs = ["1", "11", "21", "12", "1r", "1r2", "21r", "1r1", "1rr"]
+    for pair in itertools.combinations_with_replacement(programs, 2):
+        for both in {pair, pair[::-1]}:
+            for seed in (None, 0, 1):
+                try:
+                    run_ranks(one_place, [(X, both)], lnc=2, interleave=seed)
+                    race = False
+                except RaceError:
+                    race = True
+                assert race == (len(outcomes(both)) > 1), both
+
+
+def test_a_race_can_be_a_warning_so_that_results_are_still_computed():
+    def kernel(x):
+        out = shared()
+        nisa.dma_copy(dst=out[:1], src=tile(1.0 + nl.program_id(0))[:1])  # write
+        nisa.dma_copy(dst=out[1:], src=x[1:])
+        return out
+
+    with pytest.warns(RaceWarning, match="nothing orders the two; 4 elements") as caught:
+        got = run_ranks(kernel, [(X,)], lnc=2, races="warn").results[0]
+    assert len(caught) == 1
+    assert np.array_equal(got[1:], X[1:])
+    with pytest.raises(LaunchError, match="races"):
+        run_ranks(kernel, [(X,)], lnc=2, races="ignore")

@@ -14,7 +14,9 @@ CIRCLES_OF_ANNOTATIONS = {
         f"nki_impl.sim.{name}"
         for name in (
             "machine.core",
+            "machine.ledger",
             "machine.races",
+            "machine.rewrites",
             "machine.turns",
             "memory.registers",
             "operators.refusal",

@@ -17,6 +17,8 @@ from nki_impl.sim.machine.core import Core, current
 from nki_impl.sim.memory.storage import MemoryRegion
 from nki_impl.sim.operators.ops import Op
 from nki_impl.sim.tensor.access import read, read_raw, tile
+from nki_impl.sim.tensor.dtypes import to_float32
+from nki_impl.sim.tensor.idle import Idle
 from nki_impl.sim.tensor.views import NkiTensor
 
 Array = NDArray[Any]
@@ -59,16 +61,19 @@ def one_per_partition(tensor: NkiTensor, operand: str, partitions: int) -> NkiTe
     return tensor
 
 
-def scalar_operand(value: Any, operand: str, partitions: int, float32: bool = True) -> Any:
+def scalar_operand(
+    value: Any, operand: str, partitions: int, float32: bool = True, idle: Idle | None = None
+) -> Any:
     """Return a Python number as np.float32, or a (P,1) tile as a float32 column.
 
-    ``float32``: if True, the tile must have dtype float32, as instructions such as tensor_scalar require.
+    ``float32``: if True, the tile must have dtype float32, as instructions such as tensor_scalar require. ``idle``: as
+    in :func:`read_flat`.
     """
     if isinstance(value, NkiTensor):
         column = one_per_partition(value, operand, partitions)
         if float32 and column.dtype.name != "float32":
             raise DtypeError(operand, "a float32 tile", column.dtype, "tensor_copy it to float32")
-        return read(column, operand).reshape(partitions, 1)
+        return read_flat(column, operand, idle).reshape(partitions, 1)
     return immediate(value, operand)
 
 
@@ -167,18 +172,27 @@ def integer_tiles(*operands: tuple[NkiTensor, str]) -> None:
             )
 
 
-def raw_flat(tensor: NkiTensor, operand: str) -> Array:
-    """Return the elements of a tensor in their own dtype, as (partitions, free elements)."""
-    return flat(read_raw(tensor, operand))
+def raw_flat(tensor: NkiTensor, operand: str, idle: Idle | None = None) -> Array:
+    """Return the elements of a tensor in their own dtype, as (partitions, free elements); ``idle``: see read_flat."""
+    if idle is None:
+        return flat(read_raw(tensor, operand))
+    idle.admit(tensor, operand)
+    return flat(tensor._array)
 
 
-def read_flat(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
-    """Return the elements of a tensor as float32 (partitions, free elements); the caller must not change the result."""
-    return flat(read(tensor, operand))
+def read_flat(tensor: NkiTensor, operand: str, idle: Idle | None = None) -> NDArray[np.float32]:
+    """Return the elements of a tensor as float32 (partitions, free elements); the caller must not change the result.
+
+    ``idle`` notes elements that were never written in lanes without data; None: they are an error, too.
+    """
+    if idle is None:
+        return flat(read(tensor, operand))
+    idle.admit(tensor, operand)
+    return flat(to_float32(tensor._array))
 
 
 __all__ = [
-    "Array", "Core", "Engine", "Scalar", "combine", "current", "flat", "free_limit", "free_size",
+    "Array", "Core", "Engine", "Idle", "Scalar", "combine", "current", "flat", "free_limit", "free_size",
     "generation_op", "immediate", "integer_tiles", "no_psum", "not_both_psum", "one_per_partition",
     "pick_engine", "raw_flat", "read_flat", "same_size", "scalar_operand",
 ]  # fmt: skip

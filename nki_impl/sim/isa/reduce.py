@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from nki_impl.sim.errors import DtypeError, RangeSelectError, ShapeError
 from nki_impl.sim.isa.common import (
     Array,
+    Idle,
     combine,
     flat,
     free_limit,
@@ -101,16 +102,19 @@ def tensor_reduce(
             "slice dst",
         )
     assert meaning.reduce is not None
+    idle = Idle()
     if meaning.kind == "bit":
         integer_tiles((dst, "dst"), (data, "data"))
         if negate:
             raise DtypeError(
                 "negate", "an arithmetic operator", f"nl.{meaning.name}", "negate it yourself"
             )
-        write(dst, meaning.reduce(raw_flat(data, "data").reshape(outer, inner)))
+        write(dst, meaning.reduce(raw_flat(data, "data", idle).reshape(outer, inner)))
     else:
-        values = meaning.reduce(read_flat(data, "data").reshape(outer, inner))
+        values = meaning.reduce(read_flat(data, "data", idle).reshape(outer, inner))
         write(dst, -values if negate else values)
+    idle.reduce(inner)
+    idle.mark(dst)
     core.count("vector", data.array.size)
 
 

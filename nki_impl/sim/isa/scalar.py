@@ -16,6 +16,7 @@ import numpy as np
 from nki_impl.sim.errors import DtypeError, kernel_line
 from nki_impl.sim.isa.common import (
     Array,
+    Idle,
     free_limit,
     read_flat,
     same_size,
@@ -94,9 +95,11 @@ def _activate(
         )
     if cmd in (Cmd.reduce, Cmd.reset_reduce):
         reduction(reduce_op, "reduce_op", {"add"})
-    given = read_flat(data, "data")
-    values = _affine(core, given, bias, scale)
-    _warn_range(meaning, values)
+    # A reduction would put what an idle lane holds into the registers of the engine.
+    idle = Idle() if cmd is Cmd.idle and reduce_res is None else None
+    given = read_flat(data, "data", idle)
+    values = _affine(core, given, bias, scale, idle)
+    _warn_range(meaning, values if idle is None else idle.used(values))
     if isinstance(meaning.apply, np.ufunc) and values is not given:
         values = meaning.apply(values, out=values)
     else:
@@ -105,17 +108,23 @@ def _activate(
         values = values.astype(np.float32)
     accumulate(core, "scalar", cmd, find(add, "reduce_op", "arith"), values)
     write(dst, values)
+    if idle is not None:
+        idle.mark(dst)
     store_registers(core, "scalar", reduce_res, values.shape[0])
     core.count("scalar", dst.array.size)
 
 
 def _affine(
-    core: Core, values: Array, bias: float | NkiTensor | None, scale: float | NkiTensor
+    core: Core,
+    values: Array,
+    bias: float | NkiTensor | None,
+    scale: float | NkiTensor,
+    idle: Idle | None,
 ) -> Array:
     """Return values * scale + bias; ``values`` itself is not changed."""
     scaled: Array | None = None
     if isinstance(scale, NkiTensor) or scale != 1.0:
-        values = scaled = values * scalar_operand(scale, "scale", values.shape[0])
+        values = scaled = values * scalar_operand(scale, "scale", values.shape[0], idle=idle)
     if bias is None:
         return values
     if isinstance(bias, NkiTensor):
@@ -123,7 +132,7 @@ def _affine(
             raise DtypeError("bias", "any dtype but tfloat32", bias.dtype, "cast it")
     elif core.generation < 3:
         raise DtypeError("bias", "None or a (P,1) tile on trn1", repr(bias), "memset a (P,1) tile")
-    added = scalar_operand(bias, "bias", values.shape[0], float32=False)
+    added = scalar_operand(bias, "bias", values.shape[0], False, idle)
     return np.add(values, added, out=scaled)
 
 

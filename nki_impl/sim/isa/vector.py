@@ -16,6 +16,7 @@ import numpy as np
 from nki_impl.sim.errors import DtypeError, ShapeError, TargetError
 from nki_impl.sim.isa.common import (
     Array,
+    Idle,
     combine,
     free_limit,
     generation_op,
@@ -155,16 +156,21 @@ def tensor_tensor(
         "gpsimd" if meaning.name == "power" else chosen,
         *zip(tiles, ("dst", "data1", "data2"), strict=True),
     )
+    idle = Idle()
     if meaning.kind == "bit":
         _bit_widths(*zip(tiles, ("dst", "data1", "data2"), strict=True))
-        a, b = raw_flat(data1, "data1"), raw_flat(data2, "data2")
+        a, b = raw_flat(data1, "data1", idle), raw_flat(data2, "data2", idle)
         write(dst, meaning.apply(a, b.view(a.dtype)).view(dst.dtype.storage))
     elif exact:
-        a, b = raw_flat(data1, "data1").astype(np.int64), raw_flat(data2, "data2").astype(np.int64)
+        a, b = (
+            raw_flat(data1, "data1", idle).astype(np.int64),
+            raw_flat(data2, "data2", idle).astype(np.int64),
+        )
         write(dst, meaning.apply(a, b).astype(np.int64).astype(dst.dtype.storage))
     else:
-        a, b = read_flat(data1, "data1"), read_flat(data2, "data2")
+        a, b = read_flat(data1, "data1", idle), read_flat(data2, "data2", idle)
         write(dst, combine(meaning, a, b, out=result_array(dst, a.shape)))
+    idle.mark(dst)
     core.count(chosen, dst.array.size)
 
 
@@ -189,6 +195,7 @@ def _scalar_step(
     reverse: bool,
     float32: bool,
     out: Array | None = None,
+    idle: Idle | None = None,
 ) -> Array:
     """Return ``values op operand``, or ``operand op values`` if ``reverse``; the operand is a number or (P,1) tile.
 
@@ -200,7 +207,7 @@ def _scalar_step(
                 name, f"None or 0 for the unary nl.{op.name}", repr(operand), "leave it out"
             )
         return op.apply(values).astype(np.float32)
-    scalar = scalar_operand(operand, name, values.shape[0], float32)
+    scalar = scalar_operand(operand, name, values.shape[0], float32, idle)
     return combine(op, values, scalar, reverse, out)
 
 
@@ -266,14 +273,16 @@ def tensor_scalar(
         for one, operand in ((first, "op0"), (second, "op1")):
             if one is not None:
                 generation_op(one, core, operand)
-        values = read_flat(data, "data")
+        idle = Idle()
+        values = read_flat(data, "data", idle)
         out = result_array(dst, values.shape)
         if second is None:
-            values = _scalar_step(values, first, operand0, "operand0", reverse0, True, out)
+            values = _scalar_step(values, first, operand0, "operand0", reverse0, True, out, idle)
         else:
-            values = _scalar_step(values, first, operand0, "operand0", reverse0, True)
-            values = _scalar_step(values, second, operand1, "operand1", reverse1, True, out)
+            values = _scalar_step(values, first, operand0, "operand0", reverse0, True, None, idle)
+            values = _scalar_step(values, second, operand1, "operand1", reverse1, True, out, idle)
         write(dst, values)
+        idle.mark(dst)
     core.count(chosen, dst.array.size)
 
 
@@ -318,9 +327,12 @@ def scalar_tensor_tensor(
     first, second = find(op0, "op0", *ARITH), find(op1, "op1", *ARITH)
     generation_op(first, core, "op0")
     generation_op(second, core, "op1")
-    values = _scalar_step(read_flat(data, "data"), first, operand0, "operand0", reverse0, False)
+    idle = Idle()
+    values = read_flat(data, "data", idle)
+    values = _scalar_step(values, first, operand0, "operand0", reverse0, False, None, idle)
     out = result_array(dst, values.shape)
-    write(dst, combine(second, values, read_flat(operand1, "operand1"), reverse1, out=out))
+    write(dst, combine(second, values, read_flat(operand1, "operand1", idle), reverse1, out=out))
+    idle.mark(dst)
     core.count("vector", dst.array.size)
 
 
@@ -330,5 +342,7 @@ def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None
     dst, data = tile(dst, "dst"), tile(data, "data")
     same_size(data, "data", dst, "dst")
     free_limit(data, "data")
-    write(dst, np.float32(1) / read_flat(data, "data"))
+    idle = Idle()
+    write(dst, np.float32(1) / read_flat(data, "data", idle))
+    idle.mark(dst)
     current().count("vector", dst.array.size)

@@ -137,6 +137,7 @@ def run_ranks(
     interleave: int | None = None,
     ring_ids: Literal["rank", "position"] = "rank",
     update_inputs: bool = False,
+    races: Literal["error", "warn"] = "error",
 ) -> Outcome:
     """Run ``kernel``, which may use collectives, on as many ranks as ``arguments`` has entries.
 
@@ -146,7 +147,8 @@ def run_ranks(
     else trn2. ``interleave``: a seed; ranks and cores then take turns at random instructions, which does not change the
     results of a correct kernel; None: a fixed order. ``ring_ids``: whether
     ``collective_permute_implicit_current_processing_rank_id`` returns the owner's number or its position in the ring.
-    ``update_inputs``: whether a kernel may write its inputs, which changes the caller's arrays.
+    ``update_inputs``: whether a kernel may write its inputs, which changes the caller's arrays. ``races``: whether a race
+    ends the run with a RaceError, or is a :class:`~nki_impl.sim.errors.RaceWarning`, once for each pair of lines.
 
     Raises LaunchError for invalid arguments, another :class:`~nki_impl.sim.errors.SimulatorError` for a broken rule of
     the machine, or the exception that the kernel raised, with a note of the rank and core.
@@ -157,6 +159,8 @@ def run_ranks(
         raise LaunchError(
             "lnc", "1 or 2, as in kernel[lnc]", f"lnc={lnc}, grid {made.grid}", "pass one"
         )
+    if races not in ("error", "warn"):
+        raise LaunchError("races", '"error" or "warn"', repr(races), "pass one of the two")
     if not arguments:
         raise LaunchError("arguments", "an entry for each rank", "none", "pass [(q, k, v), ...]")
     machine = Machine(len(arguments), cores_per_rank, interleave, ring_ids)
@@ -167,7 +171,7 @@ def run_ranks(
         _bind(made, arguments[rank], rank, cores_per_rank, not update_inputs, inputs[rank])
         for rank in range(machine.world)
     ]
-    cores = _make_cores(machine, generation_of, grid)
+    cores = _make_cores(machine, generation_of, grid, races == "warn")
     bodies = [
         functools.partial(_body, made, core, calls[core.rank], update_inputs) for core in cores
     ]
@@ -253,12 +257,12 @@ def _bind(
     return bound
 
 
-def _make_cores(machine: Machine, target: str, grid: int) -> list[Core]:
+def _make_cores(machine: Machine, target: str, grid: int, only_warn: bool) -> list[Core]:
     """Make a core for each worker (thread); the cores of a rank share one HBM and one race detector."""
     cores = []
     for rank in range(machine.world):
         shared = RankMemory(machine.lnc)
-        detector = Detector() if machine.lnc > 1 else None
+        detector = Detector(only_warn) if machine.lnc > 1 else None
         for worker in machine.cores_of([rank]):
             memory = CoreMemory(GENERATIONS[target])
             memory.lifetimes.deferred = True
@@ -303,16 +307,20 @@ def _body(kernel: Kernel, core: Core, call: BoundArguments, inputs_too: bool) ->
 
     result = each_tensor(returned, checked)
     if core.lnc > 1:
-        _same_on_both(worker, result)
+        _at_end_of_both(worker, result)
     return result
 
 
-def _same_on_both(worker: Worker, result: Any) -> None:
-    """Raise an error if the two cores of a rank return different tensors."""
+def _at_end_of_both(worker: Worker, result: Any) -> None:
+    """Raise an error if the two cores of a rank return different tensors or end with a race."""
     machine = worker.machine
     assert machine is not None
     partner = machine.cores_of([worker.rank])[1 - worker.core]
-    if partner.finished and _identity(partner.result) != _identity(result):
+    if not partner.finished:
+        return
+    assert worker.races is not None
+    worker.races.finish()
+    if _identity(partner.result) != _identity(result):
         raise OutputError(
             "result",
             "both cores return the same tensors",

@@ -16,7 +16,7 @@ import numpy as np
 from nki_impl.sim.machine.launch import Outcome, run_ranks
 from nki_impl.sim.tensor.dtypes import as_dtype
 
-SCALE = "RINGSPEC_NKI_SCALE"
+SCALE, RACES, INTERLEAVE = "RINGSPEC_NKI_SCALE", "RINGSPEC_NKI_RACES", "RINGSPEC_NKI_INTERLEAVE"
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,24 @@ def cpu_simulate(kernel: Callable[..., Any]) -> CpuSimulation:
 def on_ranks(
     kernel: Callable[..., Any], arguments: Sequence[Any], lnc: int | None = None
 ) -> Outcome:
-    """Run ``kernel`` on as many ranks as ``arguments`` has entries, on the target that NKI_NC_VERSION names."""
+    """Run ``kernel`` on as many ranks as ``arguments`` has entries, on the target that NKI_NC_VERSION names.
+
+    With RINGSPEC_NKI_RACES=warn, races are warnings. RINGSPEC_NKI_INTERLEAVE is a seed for the turns of the cores.
+    """
     target = os.environ.get("NKI_NC_VERSION") or None
     given = [_copied(one) for one in arguments]
     grid = getattr(kernel, "grid", 0)
-    return run_ranks(kernel, given, lnc=None if grid else lnc, target=target, update_inputs=True)
+    races: Any = os.environ.get(RACES) or "error"
+    seed = os.environ.get(INTERLEAVE)
+    return run_ranks(
+        kernel,
+        given,
+        lnc=None if grid else lnc,
+        target=target,
+        interleave=int(seed) if seed else None,
+        update_inputs=True,
+        races=races,
+    )
 
 
 def scaled(result: Any) -> Any:

@@ -3,7 +3,7 @@
 Reading checks that every element has been written. Writing rounds once to the dtype of the destination
 (:func:`nki_impl.sim.tensor.dtypes.round_once`) and marks the elements as written. Copies between equal dtypes are
 bit-exact. :func:`copy_bits` accepts unwritten elements, and marks their copies as unwritten. So a tile with unwritten
-elements may be moved as long as no instruction computes with these elements.
+elements may be moved; :mod:`nki_impl.sim.tensor.idle` says when an instruction may compute with them.
 
 A *dynamic index* is a register or a tile; its value selects elements of a tensor when an instruction runs.
 """
