@@ -108,7 +108,7 @@ def check_tensors(chosen: Standin, axes: int, **tensors: Any) -> None:
         if x.shape != like.shape:
             expected = f"{name} in the shape of {'q' if like is q else 'k'}, {tuple(like.shape)}"
             raise RefusedError(expected, str(tuple(x.shape)), f"pass {name} in this shape")
-        if name in ("dq", "dk", "dv") and x.shape[-1] > 1 and x.stride(-1) != 1:
+        if name in ("dq", "dk", "dv") and x.numel() and x.stride(-1) != 1:
             expected = f"{name} with its last axis contiguous"
             raise RefusedError(expected, f"strides {x.stride()}", "allocate it in this order")
     check_sizes(q, k, axes)

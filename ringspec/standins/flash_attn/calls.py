@@ -37,6 +37,7 @@ def forward(chosen: Standin, q: Any, k: Any, v: Any, *given: Any) -> tuple[Any, 
     """Return o, lse, the empty probabilities and the state of the random numbers."""
     checked = options(*given)
     check_tensors(chosen, 4, q=q, k=k, v=v)
+    check_forward_head_dim(chosen, q)
     o, lse = kernel.dense_forward(q, k, v, checked)
     size = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     return o, lse, probabilities(q, given[-1], *size), random_state()
@@ -61,6 +62,7 @@ def packed_forward(
     """
     checked = options(*given)
     check_tensors(chosen, 3, q=q, k=k, v=v)
+    check_forward_head_dim(chosen, q)
     packed = lengths(four, q, k)
     o, lse = kernel.packed_forward(q, k, v, packed, checked)
     if zero:
@@ -90,6 +92,12 @@ def packed_backward(
             buffer.zero_()
     sums = kernel.packed_backward(chosen, given_tensors, lse, buffers, packed, checked)
     return sums, buffers
+
+
+def check_forward_head_dim(chosen: Standin, q: Any) -> None:
+    """Raise RefusedError for a head dimension that a version does not pad itself."""
+    if chosen.version != "2.6":
+        check_head_dim(chosen, q)
 
 
 def with_buffers(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def dense_backward(
 
     dout, q, k, v, out = given
     batch, queries, heads, _ = q.shape
+    check_keys(k.shape[1])
     seen = visible(queries, k.shape[1], k.shape[1], chosen)
     sums = torch.full((batch, heads, whole_tiles(queries)), torch.nan, dtype=statistics(q))
     with torch.no_grad():
@@ -94,6 +95,7 @@ def packed_backward(
 
     dout, q, k, v, out = given
     total, heads, _ = q.shape
+    check_keys(lengths.longest_k)
     size = (heads, total + TILE * len(lengths.rows_q))
     sums = torch.full(size, torch.nan, dtype=statistics(q))
     with torch.no_grad():
@@ -119,6 +121,13 @@ def packed_backward(
             first = rows[0] + TILE * number
             sums[:, first : first + one.shape[1]] = found.delta[0]
     return sums
+
+
+def check_keys(keys: int) -> None:
+    """Raise RefusedError for a backward pass without keys."""
+    if keys == 0:
+        expected = "at least one key in a backward pass, without which the kernel does not start"
+        raise RefusedError(expected, "0 keys", "do not call it for an empty block")
 
 
 def block(x: Any, rows: tuple[int, int]) -> Any:

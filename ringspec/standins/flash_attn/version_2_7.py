@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ringspec.standins.flash_attn.arguments import check_head_dim
 from ringspec.standins.flash_attn.calls import (
     NAMES,
     backward,
@@ -41,7 +40,6 @@ def functions_of_2_7(chosen: Standin) -> Functions:
     ) -> Any:
         window = (window_size_left, window_size_right)
         given = (softmax_scale, causal, window, softcap, dropout_p, alibi_slopes, return_softmax)
-        check_head_dim(chosen, q)
         return forward(chosen, q, k, v, *given)
 
     def _flash_attn_varlen_forward(
@@ -69,7 +67,6 @@ def functions_of_2_7(chosen: Standin) -> Functions:
         given = (softmax_scale, causal, window, softcap, dropout_p, alibi_slopes, return_softmax)
         four = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         no_paging(block_table=block_table, leftpad_k=leftpad_k, seqused_k=seqused_k)
-        check_head_dim(chosen, q)
         return packed_forward(chosen, q, k, v, four, zero_tensors, *given)
 
     def _flash_attn_backward(
