@@ -67,7 +67,7 @@ def recipe(base: str, narrow: str) -> dict[str, str | int]:
     The kernel rounds each block's o, dq, dk and dv to the input dtype, and the ring adds them in float32. The recipe is
     that of the ring with flash-attn's kernel, which also rounds P and dS. The stand-in does not, so its noise is less.
     """
-    points = dict.fromkeys(("block_o", "block_gradients"), narrow)
+    points: dict[str, str | int] = {"block_o": narrow, "block_gradients": narrow}
     return {"base": base, "merge_order": "normalised"} | points
 
 
