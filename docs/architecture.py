@@ -78,10 +78,17 @@ PACKAGES = {
             "ringspec.problem",
             "ringspec.rings",
             "ringspec.spec",
+            "ringspec.standins",
             "ringspec.truth",
             "ringspec.vectors",
             "ground",
         ),
+    ),
+    "ringspec.standins": Package(
+        2,
+        6,
+        "exact arithmetic behind the interfaces of GPU kernels",
+        ("ground",),
     ),
     "ringspec.vectors": Package(
         2,

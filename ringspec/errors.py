@@ -124,7 +124,10 @@ class NotRecordedError(RingspecError):
 
 
 class RefusedError(RingspecError):
-    """A function of ``ringspec.interfaces`` refuses a call that the public interface refuses or misinterprets."""
+    """A function of ``ringspec.interfaces`` or ``ringspec.standins`` refuses a call.
+
+    The original refuses or misinterprets it; if ``code`` is 'not-modelled', a stand-in does not compute it.
+    """
 
     code = "refused"
 

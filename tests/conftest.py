@@ -43,6 +43,7 @@ MODULES = {
     "diffusers": ("torch", "diffusers"),
     "haoliuhl": ("jax", "ringattention"),
     "lucidrains": ("torch", "ring_attention_pytorch"),
+    "zhuzilin": ("torch", "ring_flash_attn", "transformers"),
     "gpu": ("torch",),
     "notebook": ("nbformat", "nbclient", "ipykernel", "matplotlib"),
 }
@@ -58,6 +59,7 @@ REQUIREMENTS = {
     "diffusers": "ringspec/conformance/targets/requirements-diffusers.txt",
     "haoliuhl": "ringspec/conformance/targets/requirements-haoliuhl.txt",
     "lucidrains": "ringspec/conformance/targets/requirements-lucidrains.txt",
+    "zhuzilin": "ringspec/conformance/targets/requirements-zhuzilin.txt",
 }
 MARKS = (*MODULES, "external", "nki_kernels")
 

@@ -64,6 +64,7 @@ WHOLE = (
     "ringspec.recipes",
     "ringspec.render",
     "ringspec.render.figures",
+    "ringspec.standins",
     "ringspec.tensorfile",
     "ringspec.testing",
     "ringspec.vectors",

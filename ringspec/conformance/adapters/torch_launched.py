@@ -11,6 +11,7 @@ import atexit
 import dataclasses
 import json
 import os
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -23,10 +24,12 @@ from ringspec.conformance.adapters.wire import call_message
 from ringspec.conformance.target.protocol import Call, Refused, Result
 from ringspec.conformance.target.versions import agreed, installed, said_installed
 from ringspec.errors import OptionError
+from ringspec.standins import installed as standins_installed
 from ringspec.tensorfile import decode, encode
 
 __all__ = ["launched"]
 
+STANDINS = ExitStack()  # in use as long as this process lives
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -77,6 +80,8 @@ def launched(target: Any) -> Any:
     All other ranks answer calls until rank 0 is done, then exit.
     """
     place, control = joined(target.device, target.timeout)
+    if target.standins:
+        STANDINS.enter_context(standins_installed(*target.standins))
     function = load_function(target.function, target.options)
     have = installed(target.packages)
     if place.rank != 0:

@@ -60,6 +60,7 @@ class RankHere:
     def end(self) -> None:
         import torch.distributed as dist
 
+        self.rank.standins.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -67,7 +68,7 @@ class RankHere:
 class Pool:
     """The W running processes. ``ask`` raises Refused, Failed, Crashed, Exited, TimedOut or Garbage.
 
-    ``setup``: ``function``, ``options``, ``device`` and ``packages``, which each process gets first. ``alive``: False
+    ``setup``: ``function``, ``options``, ``device``, ``packages`` and ``standins``, which each process gets first. ``alive``: False
     after the pool has ended. ``installed``: the packages of the processes; reading it raises Failed if their versions
     differ. ``printed``: the stdout and stderr of the ranks during the last call. ``here``: the rank that this process
     computes, if any. ``folder``: for the files of calls; it is removed with the pool.

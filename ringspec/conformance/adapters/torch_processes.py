@@ -37,6 +37,7 @@ from ringspec.conformance.target.versions import (
     under_test,
 )
 from ringspec.errors import OptionError, shown
+from ringspec.standins import standin
 from ringspec.tensorfile import write_tensors
 
 __all__ = ["TorchTarget"]
@@ -58,6 +59,8 @@ class TorchTarget:
     ``python``        the interpreter of the processes; its environment needs torch, NumPy and ml_dtypes, but not
                       ringspec, and all its packages are used as installed
     ``packages``      distributions whose versions the report names, in addition to the function's package
+    ``standins``      packages to replace in the ranks by :mod:`ringspec.standins`, such as ('flash_attn',) or
+                      ('flash_attn==2.6',), before the function is loaded; a note says so in the report
     ``pools``         how many pools of processes (one for each W) stay alive between calls
 
     ``run`` raises Refused, Failed (an exception of a rank, with its traceback), Crashed, Exited, TimedOut,
@@ -85,6 +88,7 @@ class TorchTarget:
         pools: int = 4,
         notes: tuple[str, ...] = (),
         packages: tuple[str, ...] = ("torch",),
+        standins: tuple[str, ...] | str = (),
     ) -> None:
         check_name("a device", device, DEVICES)
         if type(pools) is not int or pools < 1:
@@ -95,7 +99,8 @@ class TorchTarget:
         self.options = plain(options or {})
         self.timeout = CALL_SECONDS if timeout is None else timeout
         self.start_timeout = start_timeout
-        self.notes = notes
+        self.standins = (standins,) if isinstance(standins, str) else tuple(standins)
+        self.notes = (*notes, *(standin(one).note for one in self.standins))
         self.packages = under_test(packages, self.function)
         self._installed: Installed | None = None
         self.printed = ""
@@ -128,7 +133,7 @@ class TorchTarget:
         if pool is None or not pool.alive:
             while len(self.pools) >= self.most_pools:
                 self.pools.pop(next(iter(self.pools))).close()
-            names = ("function", "options", "device", "packages")
+            names = ("function", "options", "device", "packages", "standins")
             setup = {name: getattr(self, name) for name in names}
             pool = Pool(workers, setup, self.python, self.start_timeout, self.here)
             self.note(pool.installed)

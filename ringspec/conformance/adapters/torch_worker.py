@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from ringspec.conformance.target.protocol import TABLES, Refused
 from ringspec.conformance.target.versions import installed
 from ringspec.errors import DtypeError, OptionError, shown
 from ringspec.formats import FORMATS
+from ringspec.standins import installed as standins_installed
 from ringspec.tensorfile import read_tensors, write_tensors
 
 __all__ = ["LocalCall"]
@@ -218,11 +220,14 @@ class Rank:
     def __init__(self) -> None:
         self.place: Place | None = None
         self.function: Callable[..., Any] | None = None
+        self.standins = ExitStack()
 
     def joined(self, setup: Mapping[str, Any]) -> dict[str, Any]:
         """Join the group and load the function, as the first request says; return the reply."""
         try:
             self.place = joined(setup)
+            if setup.get("standins"):
+                self.standins.enter_context(standins_installed(*setup["standins"]))
             self.function = load_function(setup["function"], setup["options"])
         except Exception:
             return {"error": traceback.format_exc()}

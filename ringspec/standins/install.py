@@ -1,0 +1,93 @@
+"""Put stand-ins into ``sys.modules``, so that an unmodified program imports them, and restore ``sys.modules``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from ringspec.errors import OptionError
+from ringspec.standins import flash_attn
+from ringspec.standins.names import Standin, standin
+
+__all__ = ["installed"]
+
+MAKERS = {"flash_attn": flash_attn.modules}
+# Extension modules of the original packages, which are imported before or without the package.
+EXTENSIONS = {"flash_attn": ("flash_attn_2_cuda",)}
+
+
+@contextmanager
+def installed(*names: str) -> Iterator[None]:
+    """Make imports of the named packages import their stand-ins inside the with block.
+
+    ``names``: one or more stand-ins, as :func:`~ringspec.standins.standin` reads them. After the block, also after an
+    exception, ``sys.modules`` has no entry of the packages, as before. A module that was imported inside the block
+    continues to use the stand-in. Raises OptionError if one of the packages, or a stand-in for it, is already imported,
+    because the program may hold functions of it.
+
+    >>> with installed("flash_attn==2.6"):
+    ...     import flash_attn
+    ...     flash_attn.__version__
+    '2.6.3'
+    >>> import sys
+    >>> "flash_attn" in sys.modules
+    False
+    """
+    chosen = [standin(name) for name in names]
+    if not chosen:
+        raise OptionError("the name of a stand-in", "none", "pass 'flash_attn'")
+    for one in chosen:
+        refuse_if_imported(one)
+    added: dict[str, ModuleType] = {}
+    for one in chosen:
+        added |= MAKERS[one.name](one)
+    finder = SubmoduleRefusal(tuple(one.name for one in chosen))
+    sys.modules.update(added)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for one in chosen:
+            for name in [name for name in sys.modules if belongs(name, one.name)]:
+                del sys.modules[name]
+
+
+def belongs(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def refuse_if_imported(one: Standin) -> None:
+    extensions = EXTENSIONS[one.name]
+    for name, module in list(sys.modules.items()):
+        if not (belongs(name, one.name) or name in extensions):
+            continue
+        if getattr(module, "ringspec_standin", None) is not None:
+            fix = "use one with block, and name each stand-in once"
+            raise OptionError(f"no stand-in for {one.name} in use", f"{name} is one", fix)
+        expected = f"{one.name} not yet imported, when its stand-in is installed"
+        fix = f"install the stand-in before anything imports {one.name}"
+        raise OptionError(expected, f"{name} from {getattr(module, '__file__', None)}", fix)
+
+
+class SubmoduleRefusal:
+    """A finder that refuses to import a submodule which a stand-in does not have, and says so."""
+
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        self.packages = packages
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package = name.partition(".")[0]
+        if package not in self.packages:
+            return None
+        has = ", ".join(sorted(one for one in sys.modules if belongs(one, package)))
+        raise ModuleNotFoundError(
+            f"expected a module that ringspec's stand-in for {package} has: {has}; got {name}. Fix: remove the import"
+            f" of {name}, or make it optional.",
+            name=name,
+        )

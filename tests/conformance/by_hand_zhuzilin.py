@@ -1,0 +1,188 @@
+"""ring-flash-attention checked by hand: a program without ringspec, run by test_zhuzilin.py.
+
+    python by_hand_zhuzilin.py VARIANT DTYPE WORKERS
+
+Processes under gloo run the unmodified package; flash-attn's two functions are written here, dense in float64. The
+results are compared with dense float64 attention of the whole sequence. Prints JSON: for o, dq, dk and dv of all
+workers the largest error divided by the largest number, and how many numbers are not representable in bfloat16.
+"""
+
+import json
+import socket
+import sys
+import types
+from importlib.machinery import ModuleSpec
+
+B, H, HKV, N, D = 1, 4, 2, 8, 16
+SCALE = 0.25
+LAYOUTS = {
+    "ring": lambda rank, workers: list(range(rank * N, (rank + 1) * N)),
+    "stripe": lambda rank, workers: list(range(rank, N * workers, workers)),
+    "zigzag": lambda rank, workers: [
+        half * N // 2 + i for half in (rank, 2 * workers - 1 - rank) for i in range(N // 2)
+    ],
+}
+
+
+def scores(q, k, causal, scale):
+    """Scores in float64, -inf where a key is hidden; causal masks end at the last query and the last key."""
+    import torch
+
+    s = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * scale
+    if not causal:
+        return s
+    queries, keys = s.shape[2:]
+    hidden = torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
+    return s.masked_fill(hidden, -torch.inf)
+
+
+def wide(x, q):
+    return x.double().repeat_interleave(q.shape[2] // x.shape[2], 2)
+
+
+def narrow(x, k):
+    """The sum over the query heads that share a head of k."""
+    return x.unflatten(2, (k.shape[2], -1)).sum(3)
+
+
+def _flash_attn_forward(
+    q,
+    k,
+    v,
+    dropout_p,
+    softmax_scale,
+    causal,
+    window_size_left,
+    window_size_right,
+    softcap,
+    alibi_slopes,
+    return_softmax,
+):
+    import torch
+
+    s = scores(q, wide(k, q), causal, softmax_scale)
+    lse = s.logsumexp(3)
+    o = torch.einsum("bhij,bjhd->bihd", (s - lse[..., None]).exp(), wide(v, q))
+    return o.to(q.dtype), lse.float(), None, None
+
+
+def _flash_attn_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    softmax_lse,
+    dq,
+    dk,
+    dv,
+    dropout_p,
+    softmax_scale,
+    causal,
+    window_size_left,
+    window_size_right,
+    softcap,
+    alibi_slopes,
+    deterministic,
+    rng_state=None,
+):
+    import torch
+
+    p = (scores(q, wide(k, q), causal, softmax_scale) - softmax_lse.double()[..., None]).exp()
+    dp = torch.einsum("bihd,bjhd->bhij", dout.double(), wide(v, q))
+    delta = (dout.double() * out.double()).sum(3).transpose(1, 2)
+    ds = p * (dp - delta[..., None]) * softmax_scale
+    dq.copy_(torch.einsum("bhij,bjhd->bihd", ds, wide(k, q)))
+    dk.copy_(narrow(torch.einsum("bhij,bihd->bjhd", ds, q.double()), k))
+    dv.copy_(narrow(torch.einsum("bhij,bihd->bjhd", p, dout.double()), k))
+
+
+def imported():
+    """Import ring_flash_attn over the two functions of this file."""
+    package, interface = types.ModuleType("flash_attn"), types.ModuleType("flash_attn_interface")
+    package.__path__, package.__spec__ = [], ModuleSpec("flash_attn", None, is_package=True)
+    for name in ("forward", "backward"):
+        setattr(interface, f"_flash_attn_{name}", globals()[f"_flash_attn_{name}"])
+        setattr(interface, f"_flash_attn_varlen_{name}", None)
+    sys.modules |= {"flash_attn": package, "flash_attn.flash_attn_interface": interface}
+    import ring_flash_attn
+
+    return {
+        "ring": ring_flash_attn.ring_flash_attn_func,
+        "zigzag": ring_flash_attn.zigzag_ring_flash_attn_func,
+        "stripe": ring_flash_attn.stripe_flash_attn_func,
+    }
+
+
+def inputs(dtype, workers):
+    import torch
+
+    made = torch.Generator().manual_seed(7)
+    heads = (H, HKV, HKV, H)
+    return [
+        torch.randn(B, N * workers, h, D, generator=made, dtype=torch.float64).to(dtype)
+        for h in heads
+    ]
+
+
+def rank_results(rank, workers, variant, dtype, port, queue):
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=workers, rank=rank)
+    function = imported()[variant]
+    at = LAYOUTS[variant](rank, workers)
+    q, k, v, dy = (x[:, at].contiguous() for x in inputs(getattr(torch, dtype), workers))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o = function(*leaves, softmax_scale=SCALE, causal=True, group=dist.group.WORLD)
+    o.backward(dy)
+    assert not [name for name in sys.modules if name.split(".")[0] == "ringspec"]
+    queue.put((rank, [x.detach().double().tolist() for x in (o, *(x.grad for x in leaves))]))
+    dist.barrier()
+
+
+def right(dtype, workers):
+    """o, dq, dk, dv of the whole sequence, in float64, by autograd of a dense softmax."""
+    import torch
+
+    q, k, v, dy = (x.double() for x in inputs(dtype, workers))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    p = scores(q, wide(k, q), True, SCALE).softmax(3)
+    o = torch.einsum("bhij,bjhd->bihd", p, wide(v, q))
+    o.backward(dy)
+    return [x.detach() for x in (o, *(x.grad for x in leaves))]
+
+
+def main(variant, dtype, workers):
+    import torch
+    import torch.multiprocessing as mp
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    given = (workers, variant, dtype, port, queue)
+    ranks = [context.Process(target=rank_results, args=(rank, *given)) for rank in range(workers)]
+    for one in ranks:
+        one.start()
+    got = dict(queue.get(timeout=240) for _ in ranks)
+    for one in ranks:
+        one.join()
+    report = {}
+    for number, (name, want) in enumerate(
+        zip(("o", "dq", "dk", "dv"), right(getattr(torch, dtype), workers), strict=True)
+    ):
+        found = torch.empty_like(want)
+        for rank in range(workers):
+            values = torch.tensor(got[rank][number], dtype=torch.float64)
+            found[:, LAYOUTS[variant](rank, workers)] = values
+        finer = int((found.bfloat16().double() != found).sum())
+        error = float((found - want).abs().max() / want.abs().max())
+        report[name] = {"error": error, "finer_than_bfloat16": finer}
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
