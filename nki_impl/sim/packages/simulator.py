@@ -44,10 +44,13 @@ def cpu_simulate(kernel: Callable[..., Any]) -> CpuSimulation:
 
 
 def on_ranks(
-    kernel: Callable[..., Any], arguments: Sequence[Any], lnc: int | None = None
+    kernel: Callable[..., Any],
+    arguments: Sequence[Any],
+    lnc: int | None = None,
+    target: str | None = None,
 ) -> Outcome:
-    """Run ``kernel`` on as many ranks as ``arguments`` has entries, on the target that NKI_NC_VERSION names."""
-    target = os.environ.get("NKI_NC_VERSION") or None
+    """Run ``kernel`` on as many ranks as ``arguments`` has entries; a ``target`` of None is that of NKI_NC_VERSION."""
+    target = target or os.environ.get("NKI_NC_VERSION") or None
     given = [_copied(one) for one in arguments]
     grid = getattr(kernel, "grid", 0)
     return run_ranks(kernel, given, lnc=None if grid else lnc, target=target, update_inputs=True)
