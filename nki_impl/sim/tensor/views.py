@@ -6,9 +6,10 @@ int on a free dimension removes the dimension. The rank never falls below 2 on c
 0 <= start < end <= size.
 
 The values of a tensor exist only on the device: bool(), comparison (except with None), iteration and arithmetic raise
-:class:`DynamicValueError`. The exception is the truth of a whole kernel input, as in ``if bias:``, which means that the
-caller passed it: AWS's kernels test optional arguments in this way. Any other tensor, and a part of an input, may be
-meant as a value, so its truth remains an error.
+:class:`DynamicValueError`. The exception is the truth of an optional argument, as in ``if bias:``, which means that the
+caller passed it: AWS's kernels test optional arguments in this way. It is True for a whole kernel input, and for a whole
+tensor of several elements that a calling function allocated with ``nl.ndarray`` (with a warning). Any other tensor may
+be meant as a value, so its truth remains an error.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.NkiTensor.html
 """
@@ -27,7 +28,13 @@ from nki_impl.sim.errors import (
     ViewError,
 )
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
-from nki_impl.sim.operators.refusal import hidden, refuse, refuse_values
+from nki_impl.sim.operators.refusal import (
+    hidden,
+    is_argument,
+    refuse,
+    refuse_values,
+    warn_of_truth,
+)
 from nki_impl.sim.tensor.dtypes import DType, as_dtype
 from nki_impl.sim.tensor.indexing import checked_index, checked_slice, numpy_key
 from nki_impl.sim.tensor.patterns import Dynamic, access_pattern, parse_names, strided, view_of
@@ -379,7 +386,11 @@ class NkiTensor(NKIObject):
         )
 
     def __bool__(self) -> bool:
-        if self.storage.is_input and self.whole:
+        if self.whole and self._storage.is_input:
+            return True
+        # A tensor of one element may be a flag; no other one has a truth of its own in Python.
+        if self.whole and self.size > 1 and is_argument(self._storage.maker):
+            warn_of_truth(self.name)
             return True
         return bool(refuse(self))
 
