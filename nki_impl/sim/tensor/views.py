@@ -3,7 +3,8 @@
 Dimension 0 of an on-chip tensor (SBUF, PSUM) is the partition dimension; view methods cannot reorder, step or drop it.
 Indexing follows the language guide. An int on dimension 0 of an on-chip tensor keeps the dimension, with length 1. An
 int on a free dimension removes the dimension. The rank never falls below 2 on chip, or below 1 in HBM. Slices need
-0 <= start < end <= size.
+0 <= start < end <= size. An empty slice (start == end) and an access pattern past the end of the storage are errors when
+the view is used.
 
 The values of a tensor exist only on the device: bool(), comparison (except with None), iteration and arithmetic raise
 :class:`DynamicValueError`. The exception is the truth of an optional argument, as in ``if bias:``, which means that the
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import (
+    EmptyViewError,
     PartitionError,
     UnsupportedError,
     ViewError,
@@ -37,7 +39,15 @@ from nki_impl.sim.operators.refusal import (
 )
 from nki_impl.sim.tensor.dtypes import DType, as_dtype
 from nki_impl.sim.tensor.indexing import checked_index, checked_slice, numpy_key
-from nki_impl.sim.tensor.patterns import Dynamic, access_pattern, parse_names, strided, view_of
+from nki_impl.sim.tensor.patterns import (
+    Dynamic,
+    NoElements,
+    access_pattern,
+    parse_names,
+    strided,
+    unusable,
+    view_of,
+)
 
 if TYPE_CHECKING:
     from nki_impl.sim.memory.registers import VirtualRegister
@@ -170,7 +180,13 @@ class NkiTensor(NKIObject):
         return [[s, n] for s, n in zip(self.strides, self.shape, strict=True)]
 
     def __getitem__(self, key: Any) -> NkiTensor:
-        return self._view(self._array[numpy_key(self._array.shape, self._storage.on_chip, key)])
+        array = self._array
+        shape = array.shape
+        try:
+            at = numpy_key(shape, self._storage.on_chip, key)
+        except EmptyViewError as error:
+            return unusable(self, error, self.dtype)
+        return self._view(array[at])
 
     def _free_dim(self, dim: int, what: str) -> int:
         """Return ``dim``, counted from 0, and raise an error for the partition dimension.
@@ -189,9 +205,12 @@ class NkiTensor(NKIObject):
         if not -self.ndim <= dim < self.ndim:
             raise ViewError("dim", f"0 <= dim < {self.ndim}", dim, "name a dimension of the tensor")
         dim %= self.ndim
-        keys: list[slice] = [slice(None)] * dim
-        keys.append(checked_slice(self.shape[dim], self._storage.on_chip, dim, start, end, step))
-        return self._view(self._array[tuple(keys)])
+        size = self.shape[dim]
+        try:
+            key = checked_slice(size, self._storage.on_chip, dim, start, end, step)
+        except EmptyViewError as error:
+            return unusable(self, error, self.dtype)
+        return self._view(self._array[(slice(None),) * dim + (key,)])
 
     def select(self, dim: int, index: int | NkiTensor) -> NkiTensor:
         """Take ``index`` (an int, a register or a (1,1) tile) in dimension ``dim``, and drop that dimension."""
@@ -409,7 +428,8 @@ class NkiTensor(NKIObject):
         return self._view(self._array)
 
     def __repr__(self) -> str:
-        return f"NkiTensor({self.name or '?'}, {self.shape}, {self.dtype}, {self.buffer.value})"
+        shape = "no usable elements" if isinstance(self._array, NoElements) else self.shape
+        return f"NkiTensor({self.name or '?'}, {shape}, {self.dtype}, {self.buffer.value})"
 
 
 refuse_values(NkiTensor)
