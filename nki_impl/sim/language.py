@@ -110,7 +110,8 @@ from nki_impl.sim.tensor.dtypes import (
     uint32,
 )
 from nki_impl.sim.tensor.dtypes import as_dtype as _as_dtype
-from nki_impl.sim.tensor.views import NKIObject, NkiTensor
+from nki_impl.sim.tensor.objects import NKIObject
+from nki_impl.sim.tensor.views import NkiTensor
 
 sbuf = MemoryRegion.sbuf
 psum = MemoryRegion.psum

@@ -39,6 +39,7 @@ from nki_impl.sim.operators.refusal import (
 )
 from nki_impl.sim.tensor.dtypes import DType, as_dtype
 from nki_impl.sim.tensor.indexing import checked_index, checked_slice, numpy_key
+from nki_impl.sim.tensor.objects import NKIObject
 from nki_impl.sim.tensor.patterns import (
     Dynamic,
     NoElements,
@@ -53,27 +54,6 @@ if TYPE_CHECKING:
     from nki_impl.sim.memory.registers import VirtualRegister
 
 sbuf = MemoryRegion.sbuf
-
-
-class NKIObject:
-    """Base class of the classes that kernels may define and pass around.
-
-    A class attribute without an annotation counts as a field, too, so that ``@dataclass`` on a subclass accepts it as
-    an argument. Published kernels rely on this.
-    """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        annotations = cls.__dict__.get("__annotations__", {})
-        for name, value in list(cls.__dict__.items()):
-            plain = not name.startswith("_") and not hasattr(value, "__get__")
-            if plain and name not in annotations and type(value).__hash__ is not None:
-                annotations = {**annotations, name: Any}
-        cls.__annotations__ = annotations
-
-    def __init__(self, **kwargs: Any) -> None:
-        for name, value in kwargs.items():
-            setattr(self, name, value)
 
 
 class NkiTensor(NKIObject):
