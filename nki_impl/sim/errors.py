@@ -100,6 +100,10 @@ class ViewError(SimulatorError):
     """A slice, index, reshape or access pattern that the tensor cannot express."""
 
 
+class EmptyViewError(ViewError):
+    """A view without elements, which no instruction accepts."""
+
+
 class PartitionError(ViewError):
     """Too many partitions, a step between partitions, or a first partition that an engine cannot address."""
 

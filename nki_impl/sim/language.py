@@ -6,6 +6,7 @@ Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.lang
 from __future__ import annotations
 
 import os
+import sys as _sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -109,7 +110,8 @@ from nki_impl.sim.tensor.dtypes import (
     uint32,
 )
 from nki_impl.sim.tensor.dtypes import as_dtype as _as_dtype
-from nki_impl.sim.tensor.views import NKIObject, NkiTensor
+from nki_impl.sim.tensor.objects import NKIObject
+from nki_impl.sim.tensor.views import NkiTensor
 
 sbuf = MemoryRegion.sbuf
 psum = MemoryRegion.psum
@@ -252,7 +254,9 @@ def ndarray(
     Raises :class:`~nki_impl.sim.errors.PartitionError` above 128 partitions on chip and
     :class:`~nki_impl.sim.errors.CapacityError` when SBUF or PSUM is full.
     """
-    return _new_tensor(shape, dtype, buffer, name, address)
+    out = _new_tensor(shape, dtype, buffer, name, address)
+    out.storage.maker = _sys._getframe(1).f_code
+    return out
 
 
 def full(

@@ -65,9 +65,9 @@ def test_an_index_selects_what_numpy_selects(core: Core) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [slice(4, 4), slice(5, 4), slice(0, 65), slice(-1, None), slice(None, -1), 64, -1]
+    "key", [slice(5, 4), slice(0, 65), slice(-1, None), slice(None, -1), 64, -1]
 )
-def test_empty_reversed_and_outside_slices_are_refused(core: Core, key: Any) -> None:
+def test_reversed_and_outside_slices_are_refused(core: Core, key: Any) -> None:
     with pytest.raises(ViewError) as caught:
         empty((64, 64))[:, key]
     assert caught.value.operand == "dimension 1" and caught.value.operation.endswith("__getitem__")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -101,7 +103,7 @@ def test_dimension_0_stays_where_it_is_on_chip_and_moves_in_hbm(
         lambda t: t.reshape_dim(3, (-1, -1)),
         lambda t: t.select(1, 2),
         lambda t: t.slice(7, 0, 1),
-        lambda t: t.slice(1, 1, 1),
+        lambda t: t.slice(1, 2, 1),
         lambda t: t.rearrange(("p", "a", "b"), ("p", "a", "b")),
         lambda t: t.rearrange(("p", "a", "b", ("c", "d")), ("p", "a", "b", "c")),
         lambda t: t.rearrange(("p", "a", "b", ("c", "d")), ("p", "a", "b", "d", "c")),
@@ -153,10 +155,45 @@ def test_ap_in_hbm_is_free_and_stays_inside(core: Core) -> None:
     assert np.array_equal(h.ap([[1, 3], [6, 4]], offset=2).array, h.array.T[2:5])
     assert np.array_equal(h.ap([[0, 2], [1, 6]]).array, np.stack([h.array[0]] * 2))
     with pytest.raises(OutOfBoundsError):
-        h.ap([[6, 4], [1, 6]], offset=1)
+        nisa.dma_copy(dst=h, src=h.ap([[6, 4], [1, 6]], offset=1))
     for pattern in ([], [[1, 0]], [[1, 1, 1]], [[1, 1]] * 6):
         with pytest.raises(ViewError):
             h.ap(pattern)
+
+
+UNUSABLE: dict[str, Callable[[Any], Any]] = {
+    "an empty index": lambda h: h[2:2],
+    "an empty slice": lambda h: h.slice(1, 6, 6),
+    "a pattern past the end": lambda h: h.ap([[6, 4], [1, 6]], offset=1),
+    "a pattern before the start": lambda h: h.ap([[6, 1], [1, 6]], offset=-1),
+}
+USES: dict[str, Callable[[Any, Any], Any]] = {
+    "source": lambda h, view: nisa.dma_copy(dst=h, src=view),
+    "destination": lambda h, view: nisa.dma_copy(dst=view, src=h),
+    "operand": lambda h, view: nisa.tensor_copy(dst=empty((4, 6)), src=view),
+    "shape": lambda h, view: view.shape,
+    "strides": lambda h, view: view.strides,
+    "offset": lambda h, view: view.offset,
+    "index": lambda h, view: view[0],
+    "reshape": lambda h, view: view.reshape((6, 4)),
+    "NumPy": lambda h, view: np.asarray(view.array),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("made", UNUSABLE)
+def test_a_view_without_usable_elements_is_an_error_as_soon_as_it_is_used(
+    core: Core, made: str, use: str
+) -> None:
+    """AWS's kernels make such views, and use them only where they are valid."""
+    h = tile(np.arange(24.0).reshape(4, 6), buffer=nl.sbuf if use == "operand" else nl.hbm)
+    view = UNUSABLE[made](h)
+    assert "no usable elements" in repr(view)
+    made_at = inspect.getsourcelines(UNUSABLE[made])[1]
+    with pytest.raises(ViewError if "empty" in made else OutOfBoundsError) as caught:
+        USES[use](h, view)
+    assert f"{__file__}:{made_at})" in str(caught.value)
+    assert any(f"used at {__file__}" in note for note in caught.value.__notes__)
 
 
 def test_ap_is_not_composed_and_an_explicit_offset_replaces_that_of_the_view(core: Core) -> None:

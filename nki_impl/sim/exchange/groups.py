@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nki_impl.sim.errors import CollectiveError
-from nki_impl.sim.tensor.views import NKIObject
+from nki_impl.sim.tensor.objects import NKIObject
 
 Rings = tuple[tuple[int, ...], ...]
 

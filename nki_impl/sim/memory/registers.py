@@ -13,7 +13,7 @@ import numpy as np
 
 from nki_impl.sim.errors import DtypeError, UninitializedError
 from nki_impl.sim.operators.refusal import hidden, only_for_simulator, refuse, refuse_values
-from nki_impl.sim.tensor.views import NKIObject
+from nki_impl.sim.tensor.objects import NKIObject
 
 
 class VirtualRegister(NKIObject):

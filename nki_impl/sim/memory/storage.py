@@ -22,6 +22,7 @@ import sys
 import weakref
 from collections import Counter
 from enum import Enum
+from types import CodeType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,13 +72,14 @@ class Storage:
     bytes, True if written; None if nothing or everything has been written. ``started`` (PSUM): the elements whose last
     write was by a matmul; None if there are none, True if all are. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
     ``read_only``: True for kernel inputs, which cannot be written. ``placed``: (partition, byte) if the kernel chose the
-    address. ``rivals``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`.
+    address. ``rivals``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`. ``maker``: the code of the
+    function that called ``nl.ndarray``; None for other allocations.
     """
 
     __slots__ = (
         "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "unit", "started", "account", "placed", "banks", "on_chip",
-        "free_size", "partition_bytes", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "__weakref__",
+        "free_size", "partition_bytes", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "maker", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +117,7 @@ class Storage:
         self.rivals: list[weakref.ref[Storage]] = []
         self.lost: NDArray[np.bool_] | None = None
         self.lost_to = ""
+        self.maker: CodeType | None = None
         self.shadow: object = None
         """The race detector's records of this storage."""
 

@@ -8,9 +8,17 @@ copy and pickle, and to code that reads the simulator's own attributes of a tens
 from __future__ import annotations
 
 import sys
+import warnings
+from types import CodeType
 from typing import Any
 
-from nki_impl.sim.errors import DynamicValueError, HiddenStateError, in_simulator
+from nki_impl.sim.errors import (
+    DynamicValueError,
+    HiddenStateError,
+    SimulatorWarning,
+    in_simulator,
+    kernel_line,
+)
 from nki_impl.sim.machine.core import is_launched
 
 _NAMES = (
@@ -36,6 +44,37 @@ def refuse_values(cls: type) -> None:
     for name in _NAMES:
         if f"__{name}__" not in cls.__dict__:
             setattr(cls, f"__{name}__", refuse)
+
+
+def is_argument(maker: CodeType | None) -> bool:
+    """Return whether the function that asks for the truth of a tensor got it from a caller that allocated it.
+
+    ``maker``: the code of the function that allocated the tensor; None if no function of the kernel did. A result that
+    a function computes is allocated by itself or by a function that it called, so it never is such an argument.
+    Functions inside ``maker``, which reach its variables without arguments, count as ``maker``.
+    """
+    asking = sys._getframe(2)
+    if maker is None or _is_inside(asking.f_code, maker):
+        return False
+    frame = asking.f_back
+    while frame is not None and frame.f_code is not maker:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_inside(code: CodeType, outer: CodeType) -> bool:
+    return code is outer or code.co_qualname.startswith(f"{outer.co_qualname}.<locals>.")
+
+
+def warn_of_truth(tensor: str) -> None:
+    """Warn that the truth of a tile on chip says only that the caller passed it."""
+    warnings.warn(
+        f"the truth of {tensor or 'a tensor'}, which the calling function allocated, means that it was passed, whatever "
+        f"its values are. AWS's library uses it so (core/mlp/mlp_tkg/mlp_tkg_constants.py). Write `is not None` "
+        f"(at {kernel_line()})",
+        SimulatorWarning,
+        stacklevel=3,
+    )
 
 
 _trusted: set[str] = set()

@@ -44,13 +44,16 @@ def cpu_simulate(kernel: Callable[..., Any]) -> CpuSimulation:
 
 
 def on_ranks(
-    kernel: Callable[..., Any], arguments: Sequence[Any], lnc: int | None = None
+    kernel: Callable[..., Any],
+    arguments: Sequence[Any],
+    lnc: int | None = None,
+    target: str | None = None,
 ) -> Outcome:
-    """Run ``kernel`` on as many ranks as ``arguments`` has entries, on the target that NKI_NC_VERSION names.
+    """Run ``kernel`` on as many ranks as ``arguments`` has entries; a ``target`` of None is that of NKI_NC_VERSION.
 
     With RINGSPEC_NKI_RACES=warn, races are warnings. RINGSPEC_NKI_INTERLEAVE is a seed for the turns of the cores.
     """
-    target = os.environ.get("NKI_NC_VERSION") or None
+    target = target or os.environ.get("NKI_NC_VERSION") or None
     given = [_copied(one) for one in arguments]
     grid = getattr(kernel, "grid", 0)
     races: Any = os.environ.get(RACES) or "error"

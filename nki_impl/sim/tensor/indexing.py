@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from nki_impl.sim.errors import DynamicValueError, PartitionError, ViewError
+from nki_impl.sim.errors import DynamicValueError, EmptyViewError, PartitionError, ViewError
 
 _INTS = (int, np.integer)
 _ALL = slice(None)
@@ -71,14 +71,15 @@ def _refuse_index(dim: int, index: object) -> NoReturn:
 def checked_slice(size: int, on_chip: bool, dim: int, start: Any, stop: Any, step: Any) -> slice:
     """Return the slice if 0 <= start < stop <= size and step >= 1; on the partition dimension step must be 1.
 
-    Otherwise raise :class:`ViewError` or a subclass of it.
+    Otherwise raise :class:`ViewError` or a subclass of it; for start == stop, :class:`EmptyViewError`.
     """
     first = 0 if start is None else start
     last = size if stop is None else stop
     if not isinstance(first, _INTS) or not isinstance(last, _INTS):
         _refuse_index(dim, last if isinstance(first, _INTS) else first)
     if not 0 <= first < last <= size:
-        raise ViewError(
+        kind = EmptyViewError if 0 <= first == last <= size else ViewError
+        raise kind(
             f"dimension {dim}",
             f"a slice with 0 <= start < end <= {size}",
             f"{start}:{stop}",

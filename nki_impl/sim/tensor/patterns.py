@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.errors import OutOfBoundsError, PartitionError, ViewError
+from nki_impl.sim.errors import OutOfBoundsError, PartitionError, ViewError, kernel_line
 from nki_impl.sim.memory.storage import PARTITIONS
 from nki_impl.sim.tensor.dtypes import DType, as_dtype
 
@@ -41,6 +41,39 @@ def view_of(base: NkiTensor, array: NDArray, dtype: DType) -> NkiTensor:
     out.dynamic = None
     out.whole = False
     return out
+
+
+class NoElements:
+    """The place of the elements of a view that no instruction can use; every use raises ``error``.
+
+    AWS's kernels make such views and do not use them: views past the end of a tile
+    (core/output_projection/output_projection_tkg.py), and empty ones (experimental/loss/cross_entropy.py).
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: ViewError | OutOfBoundsError) -> None:
+        self.error = error
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._used()
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise self._used()
+
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise self._used()
+
+    def _used(self) -> ViewError | OutOfBoundsError:
+        line = kernel_line()
+        if line != self.error.line and not hasattr(self.error, "__notes__"):
+            self.error.add_note(f"used at {line}")
+        return self.error.with_traceback(None)
+
+
+def unusable(base: NkiTensor, error: ViewError | OutOfBoundsError, dtype: DType) -> NkiTensor:
+    """Return a tensor on the storage of ``base`` that raises ``error`` when it is used, and not before."""
+    return view_of(base, cast(NDArray, NoElements(error)), dtype)
 
 
 def strided(
@@ -99,7 +132,7 @@ def access_pattern(
     indirect_dim: int,
     dtype: DType | None,
 ) -> NkiTensor:
-    """Implement :meth:`NkiTensor.ap`."""
+    """Implement :meth:`NkiTensor.ap`; using a view that reaches past the storage raises :class:`OutOfBoundsError`."""
     kind = base.dtype if dtype is None else as_dtype(dtype)
     _check_pattern(base, pattern, kind)
     if scalar_offset is not None and vector_offset is not None:
@@ -110,7 +143,11 @@ def access_pattern(
     shape = tuple(int(count) for _, count in pattern)
     strides = tuple(int(stride) * kind.itemsize for stride, _ in pattern)
     indirect = scalar_offset is not None or vector_offset is not None
-    out = view_of(base, strided(base, start, shape, strides, kind, check=not indirect), kind)
+    try:
+        array = strided(base, start, shape, strides, kind, check=not indirect)
+    except OutOfBoundsError as error:
+        return unusable(base, error, kind)
+    out = view_of(base, array, kind)
     if not indirect:
         return out
     if not 0 <= indirect_dim < base.ndim:

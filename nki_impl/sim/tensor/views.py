@@ -3,12 +3,14 @@
 Dimension 0 of an on-chip tensor (SBUF, PSUM) is the partition dimension; view methods cannot reorder, step or drop it.
 Indexing follows the language guide. An int on dimension 0 of an on-chip tensor keeps the dimension, with length 1. An
 int on a free dimension removes the dimension. The rank never falls below 2 on chip, or below 1 in HBM. Slices need
-0 <= start < end <= size.
+0 <= start < end <= size. An empty slice (start == end) and an access pattern past the end of the storage are errors when
+the view is used.
 
 The values of a tensor exist only on the device: bool(), comparison (except with None), iteration and arithmetic raise
-:class:`DynamicValueError`. The exception is the truth of a whole kernel input, as in ``if bias:``, which means that the
-caller passed it: AWS's kernels test optional arguments in this way. Any other tensor, and a part of an input, may be
-meant as a value, so its truth remains an error.
+:class:`DynamicValueError`. The exception is the truth of an optional argument, as in ``if bias:``, which means that the
+caller passed it: AWS's kernels test optional arguments in this way. It is True for a whole kernel input, and for a whole
+tensor of several elements that a calling function allocated with ``nl.ndarray`` (with a warning). Any other tensor may
+be meant as a value, so its truth remains an error.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.NkiTensor.html
 """
@@ -22,41 +24,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import (
+    EmptyViewError,
     PartitionError,
     UnsupportedError,
     ViewError,
 )
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
-from nki_impl.sim.operators.refusal import hidden, refuse, refuse_values
+from nki_impl.sim.operators.refusal import (
+    hidden,
+    is_argument,
+    refuse,
+    refuse_values,
+    warn_of_truth,
+)
 from nki_impl.sim.tensor.dtypes import DType, as_dtype
 from nki_impl.sim.tensor.indexing import checked_index, checked_slice, numpy_key
-from nki_impl.sim.tensor.patterns import Dynamic, access_pattern, parse_names, strided, view_of
+from nki_impl.sim.tensor.objects import NKIObject
+from nki_impl.sim.tensor.patterns import (
+    Dynamic,
+    NoElements,
+    access_pattern,
+    parse_names,
+    strided,
+    unusable,
+    view_of,
+)
 
 if TYPE_CHECKING:
     from nki_impl.sim.memory.registers import VirtualRegister
 
 sbuf = MemoryRegion.sbuf
-
-
-class NKIObject:
-    """Base class of the classes that kernels may define and pass around.
-
-    A class attribute without an annotation counts as a field, too, so that ``@dataclass`` on a subclass accepts it as
-    an argument. Published kernels rely on this.
-    """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        annotations = cls.__dict__.get("__annotations__", {})
-        for name, value in list(cls.__dict__.items()):
-            plain = not name.startswith("_") and not hasattr(value, "__get__")
-            if plain and name not in annotations and type(value).__hash__ is not None:
-                annotations = {**annotations, name: Any}
-        cls.__annotations__ = annotations
-
-    def __init__(self, **kwargs: Any) -> None:
-        for name, value in kwargs.items():
-            setattr(self, name, value)
 
 
 class NkiTensor(NKIObject):
@@ -163,7 +160,13 @@ class NkiTensor(NKIObject):
         return [[s, n] for s, n in zip(self.strides, self.shape, strict=True)]
 
     def __getitem__(self, key: Any) -> NkiTensor:
-        return self._view(self._array[numpy_key(self._array.shape, self._storage.on_chip, key)])
+        array = self._array
+        shape = array.shape
+        try:
+            at = numpy_key(shape, self._storage.on_chip, key)
+        except EmptyViewError as error:
+            return unusable(self, error, self.dtype)
+        return self._view(array[at])
 
     def _free_dim(self, dim: int, what: str) -> int:
         """Return ``dim``, counted from 0, and raise an error for the partition dimension.
@@ -182,9 +185,12 @@ class NkiTensor(NKIObject):
         if not -self.ndim <= dim < self.ndim:
             raise ViewError("dim", f"0 <= dim < {self.ndim}", dim, "name a dimension of the tensor")
         dim %= self.ndim
-        keys: list[slice] = [slice(None)] * dim
-        keys.append(checked_slice(self.shape[dim], self._storage.on_chip, dim, start, end, step))
-        return self._view(self._array[tuple(keys)])
+        size = self.shape[dim]
+        try:
+            key = checked_slice(size, self._storage.on_chip, dim, start, end, step)
+        except EmptyViewError as error:
+            return unusable(self, error, self.dtype)
+        return self._view(self._array[(slice(None),) * dim + (key,)])
 
     def select(self, dim: int, index: int | NkiTensor) -> NkiTensor:
         """Take ``index`` (an int, a register or a (1,1) tile) in dimension ``dim``, and drop that dimension."""
@@ -379,7 +385,11 @@ class NkiTensor(NKIObject):
         )
 
     def __bool__(self) -> bool:
-        if self.storage.is_input and self.whole:
+        if self.whole and self._storage.is_input:
+            return True
+        # A tensor of one element may be a flag; no other one has a truth of its own in Python.
+        if self.whole and self.size > 1 and is_argument(self._storage.maker):
+            warn_of_truth(self.name)
             return True
         return bool(refuse(self))
 
@@ -398,7 +408,8 @@ class NkiTensor(NKIObject):
         return self._view(self._array)
 
     def __repr__(self) -> str:
-        return f"NkiTensor({self.name or '?'}, {self.shape}, {self.dtype}, {self.buffer.value})"
+        shape = "no usable elements" if isinstance(self._array, NoElements) else self.shape
+        return f"NkiTensor({self.name or '?'}, {shape}, {self.dtype}, {self.buffer.value})"
 
 
 refuse_values(NkiTensor)

@@ -1,4 +1,4 @@
-"""``nki.compiler``: the simulator has no compiler."""
+"""``nki.compiler``: tracing a kernel runs it on the simulator, which compiles nothing."""
 
 from nki_impl.sim.packages.compiler import frontend
 from nki_impl.sim.packages.compiler import frontend as ncc_driver
