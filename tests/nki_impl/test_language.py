@@ -74,37 +74,11 @@ def test_the_static_ranges_are_pythons() -> None:
     assert nl.ds(16, 8) == slice(16, 24)
 
 
-def test_dynamic_loops_give_registers_and_take_them_as_bounds(core: Core) -> None:
+def test_a_dynamic_range_gives_registers_and_takes_them_as_bounds(core: Core) -> None:
     bound = nisa.register_alloc(7)
     assert [r.read("i") for r in nl.dynamic_range(1, bound, 2)] == [1, 3, 5]
-    seen: list[int] = []
-    nl.fori_loop(nisa.register_alloc(2), bound, lambda i: seen.append(i.read("i")), 3)
-    assert seen == [2, 5]
     with pytest.raises(DtypeError, match="register_alloc"):
         nisa.register_move(next(iter(nl.dynamic_range(3))), 0)
-    with pytest.raises(DtypeError):
-        nl.fori_loop(0, 4, print, 0)
-    with pytest.raises(DtypeError):
-        nl.fori_loop(0, 4.5, print)
-
-
-def test_while_loop_runs_until_the_register_is_zero(core: Core) -> None:
-    count = tile(np.array([[3]]), nl.int32)
-    runs: list[int] = []
-
-    def body(register: Any) -> Any:
-        runs.append(register.read("r"))
-        nisa.tensor_scalar(count, count, nl.subtract, 1.0)
-        after = nisa.register_alloc()
-        nisa.register_load(after, count)
-        return after
-
-    nl.while_loop(nisa.register_alloc(3), body)
-    assert runs == [3, 2, 1]
-    nl.while_loop(nisa.register_alloc(0), body)
-    assert len(runs) == 3
-    with pytest.raises(DtypeError):
-        nl.while_loop(nisa.register_alloc(1), lambda r: None)
 
 
 def test_the_launch_grid_is_seen_by_the_kernel() -> None:
