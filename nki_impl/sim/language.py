@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from nki_impl.sim import isa as _isa
+from nki_impl.sim.errors import DtypeError as _DtypeError
+from nki_impl.sim.errors import RaceError as _RaceError
 from nki_impl.sim.errors import ShapeError as _ShapeError
 from nki_impl.sim.machine import core as _core
 from nki_impl.sim.machine.loops import bound as _bound
@@ -248,13 +250,34 @@ def ones(shape: Any, dtype: Any, buffer: Any = sbuf, name: str | None = "") -> N
     return full(shape, 1, dtype, buffer, name)
 
 
+_CONSTANT_DTYPES = (
+    float32, float16, bfloat16, int32, int16, int8, uint32, uint16, uint8,
+    float8_e4m3fn, float8_e5m2, float8_e8m0fnu, float8_e4m3fn_x4, float8_e5m2_x4, float4_e2m1fn_x4, tfloat32,
+)  # fmt: skip
+
+
 def shared_constant(constant: Any) -> NkiTensor:
-    """Return an HBM tensor with the values of ``constant``: a NumPy array, or the name of a file .npy with one."""
+    """Return a tensor in shared HBM with the values of ``constant``: a NumPy array, or the name of a .npy file.
+
+    Kernels cannot write it. Both cores of a rank share it, so their n-th constants must have the same values.
+
+    Source: https://awsdocs-neuron.readthedocs-hosted.com/en/v2.32.0/nki/api/generated/nki.language.shared_constant.html
+    """
     array = np.load(constant) if isinstance(constant, (str, os.PathLike)) else np.asarray(constant)
-    out = _new_tensor(
-        array.shape or (1,), _as_dtype(array.dtype, "constant"), private_hbm, "constant"
-    )
+    dtype = _as_dtype(array.dtype, "constant")
+    if dtype not in _CONSTANT_DTYPES:
+        names = ", ".join(one.name for one in _CONSTANT_DTYPES)
+        raise _DtypeError("constant", f"one of the dtypes {names}", dtype, "convert the array")
+    out = _new_tensor(array.shape or (1,), dtype, shared_hbm, "constant")
+    before = out.storage.raw.copy() if out.storage.read_only else None
     out.array[...] = array.reshape(out.shape)
+    if before is not None and not np.array_equal(before, out.storage.raw):
+        raise _RaceError(
+            "constant",
+            "the same values on both cores, which share the tensor",
+            "other values than those of the other core",
+            "create the same constants on both cores, in the same order",
+        )
     out.storage.set_all_written()
     out.storage.read_only = True
     return out

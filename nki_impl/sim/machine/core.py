@@ -183,6 +183,14 @@ class NkiInstruction:
         return self
 
 
+def issued(core: Core) -> NkiInstruction:
+    """Return a handle to the instruction that ``core`` is in."""
+    out = NkiInstruction(core.index)
+    if core.loops is not None:
+        out._nest = core.loops.nest
+    return out
+
+
 def refuse_other_nest(
     producer: NkiInstruction, nest: tuple[object, ...], operation: str | None
 ) -> None:
@@ -225,9 +233,7 @@ def instruction(function: Callable[P, None], minimum: int = 2) -> Callable[P, Nk
             return NkiInstruction(core.index)
         loops.enter(name, args, kwargs)
         function(*args, **kwargs)
-        issued = NkiInstruction(core.index)
-        issued._nest = loops.nest
-        return issued
+        return issued(core)
 
     return entry
 

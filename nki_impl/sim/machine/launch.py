@@ -290,6 +290,8 @@ def _body(kernel: Kernel, core: Core, call: BoundArguments, inputs_too: bool) ->
     if worker.races is not None:
         worker.races.settle()
     core.memory.settle()
+    if worker.prepared is not None:
+        raise worker.prepared.not_triggered("the kernel ended")
 
     def checked(path: str, tensor: NkiTensor) -> NkiTensor:
         storage = check_output(path, tensor, inputs_too)
