@@ -10,6 +10,8 @@ A ring follows the order of the group's list: each rank sends to the next entry 
 previous entry. Traffic (hops, and the bytes that one rank sends) is counted as if every collective used a ring
 algorithm.
 
+The collectives of variable length are in :mod:`nki_impl.sim.exchange.variable`.
+
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.collectives.html
 """
 
@@ -20,8 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from nki_impl.sim.errors import CollectiveError, UnsupportedError
-from nki_impl.sim.exchange.groups import ReplicaGroup, ring_of, rings_of, targets_of
+from nki_impl.sim.errors import CollectiveError
+from nki_impl.sim.exchange.groups import (
+    ReplicaGroup,
+    rg_partition_op,
+    ring_of,
+    rings_of,
+    targets_of,
+)
 from nki_impl.sim.exchange.meeting import Call, begin, issue
 from nki_impl.sim.exchange.operands import (
     agree,
@@ -42,11 +50,26 @@ from nki_impl.sim.exchange.operands import (
     tensors,
     times,
 )
+from nki_impl.sim.exchange.variable import (
+    all_gather_v,
+    all_gather_v_prepare,
+    all_gather_v_trigger,
+    all_to_all_v,
+    all_to_all_v_prepare,
+    all_to_all_v_trigger,
+)
 from nki_impl.sim.memory.registers import VirtualRegister
 from nki_impl.sim.tensor.access import write
 from nki_impl.sim.tensor.views import NkiTensor
 
 Tensors = list[NkiTensor]
+
+__all__ = [
+    "ReplicaGroup", "all_gather", "all_gather_v", "all_gather_v_prepare", "all_gather_v_trigger", "all_reduce",
+    "all_to_all", "all_to_all_v", "all_to_all_v_prepare", "all_to_all_v_trigger", "collective_permute",
+    "collective_permute_implicit", "collective_permute_implicit_current_processing_rank_id",
+    "collective_permute_implicit_reduce", "rank_id", "reduce_scatter", "rg_partition_op",
+]  # fmt: skip
 
 
 def all_reduce(
@@ -116,20 +139,6 @@ def all_gather(
     issue(core, worker, machine, call)
 
 
-def all_gather_v(
-    srcs: Tensors,
-    dsts: Tensors,
-    replica_group: ReplicaGroup,
-    metadata_tensor: NkiTensor,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: int | None = None,
-    name: str | None = None,
-) -> None:
-    """Not modelled: raises :class:`UnsupportedError`."""
-    raise _not_modelled("all_gather_v", "all_gather with equal counts")
-
-
 def reduce_scatter(
     srcs: Tensors,
     dsts: Tensors,
@@ -197,20 +206,6 @@ def all_to_all(
         (n - 1) * bytes_in(reads) // n, n - 1,
     )  # fmt: skip
     issue(core, worker, machine, call)
-
-
-def all_to_all_v(
-    srcs: Tensors,
-    dsts: Tensors,
-    replica_group: ReplicaGroup,
-    metadata_tensor: NkiTensor,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: int | None = None,
-    name: str | None = None,
-) -> None:
-    """Not modelled: raises :class:`UnsupportedError`."""
-    raise _not_modelled("all_to_all_v", "all_to_all with equal counts")
 
 
 def collective_permute(
@@ -355,13 +350,3 @@ def rank_id(name: str | None = None) -> VirtualRegister:
     """Return this rank's number in the run, 0 .. W-1, in a register."""
     _, worker, _ = begin("rank_id")
     return VirtualRegister(worker.rank, True)
-
-
-def _not_modelled(name: str, instead: str) -> UnsupportedError:
-    return UnsupportedError(
-        "operation", "collectives with equal counts", name, f"use {instead}", name
-    )
-
-
-for _function in (all_gather_v, all_to_all_v):
-    _function.not_modelled = True  # type: ignore[attr-defined]

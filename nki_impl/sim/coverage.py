@@ -1,6 +1,7 @@
 """Compare the simulator with the public names of NKI.
 
-``api_names.json`` lists these names by module, and says from which repository's stub files they come.
+``api_names.json`` lists these names by module, and says from which repository's stub files they come. For the release
+after it, whose stub files are not public, it has the new names that were found in pages of the documentation.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 from dataclasses import dataclass
 from importlib import resources
 from types import ModuleType
+from typing import Any
 
 __all__ = ["Coverage", "coverage"]
 
@@ -18,12 +20,13 @@ class Coverage:
     """The public names of NKI ``version`` that the simulator has, and those that it lacks.
 
     ``offered``: the names that the simulator has, by module (``nki``, ``nki.language``...). ``missing``: the names that
-    it lacks, by module. ``str()`` gives a report.
+    it lacks, by module. ``later``: the same for the new names of the release after it. ``str()`` gives a report.
     """
 
     version: str
     offered: dict[str, tuple[str, ...]]
     missing: dict[str, tuple[str, ...]]
+    later: Coverage | None = None
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -39,14 +42,26 @@ class Coverage:
             lines.append(f"{module}: {len(self.offered[module])} of {total}")
             if self.missing[module]:
                 lines.append("  not offered: " + ", ".join(self.missing[module]))
+        if self.later is not None:
+            lines += ["", "New names:", str(self.later)]
         return "\n".join(lines)
+
+
+def _listed() -> Any:
+    text = resources.files("nki_impl.sim").joinpath("api_names.json").read_text("utf-8")
+    return json.loads(text)
 
 
 def public_names() -> tuple[str, dict[str, tuple[str, ...]]]:
     """Return the version of NKI, and a dict of its public names by module."""
-    text = resources.files("nki_impl.sim").joinpath("api_names.json").read_text("utf-8")
-    held = json.loads(text)
+    held = _listed()
     return held["source"]["version"], {name: tuple(names) for name, names in held["names"].items()}
+
+
+def later_names() -> tuple[str, dict[str, tuple[str, ...]]]:
+    """Return the release after that version, and its new names by module, as far as its pages could be read."""
+    held = _listed()["later"]
+    return held["version"], {name: tuple(names) for name, names in held["names"].items()}
 
 
 def is_offered(module: ModuleType, name: str) -> bool:
@@ -56,12 +71,17 @@ def is_offered(module: ModuleType, name: str) -> bool:
 
 def coverage() -> Coverage:
     """Return the public names that the simulator has and those that it lacks."""
+    return _coverage(*public_names(), later=_coverage(*later_names()))
+
+
+def _coverage(
+    version: str, names: dict[str, tuple[str, ...]], later: Coverage | None = None
+) -> Coverage:
     from nki_impl.sim.packages.modules import simulator_modules
 
-    version, names = public_names()
     modules = simulator_modules()
     offered, missing = {}, {}
     for name, members in names.items():
         offered[name] = tuple(member for member in members if is_offered(modules[name], member))
         missing[name] = tuple(member for member in members if member not in offered[name])
-    return Coverage(version, offered, missing)
+    return Coverage(version, offered, missing, later)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys as _sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,12 @@ import numpy as np
 
 from nki_impl.sim import isa as _isa
 from nki_impl.sim.errors import DtypeError as _DtypeError
+from nki_impl.sim.errors import RaceError as _RaceError
 from nki_impl.sim.errors import ShapeError as _ShapeError
 from nki_impl.sim.machine import core as _core
-from nki_impl.sim.memory.allocate import new_tensor as _new_tensor
+from nki_impl.sim.machine.loops import bound as _bound
+from nki_impl.sim.machine.loops import fori_loop, while_loop
+from nki_impl.sim.machine.loops import new_tensor as _new_tensor
 from nki_impl.sim.memory.registers import VirtualRegister as _VirtualRegister
 from nki_impl.sim.memory.storage import PSUM_BANKS as _PSUM_BANKS
 from nki_impl.sim.memory.storage import SBUF_PARTITION_BYTES as _SBUF_PARTITION_BYTES
@@ -204,16 +207,6 @@ def static_range(start: Any, stop: Any = None, step: Any = 1) -> range:
     return range(start) if stop is None else range(start, stop, step)
 
 
-def _bound(value: object, operand: str) -> int:
-    if isinstance(value, _VirtualRegister):
-        return value.read(operand)
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise _DtypeError(
-            operand, "an int or a register", repr(value), "load the bound into a register"
-        )
-    return int(value)
-
-
 def dynamic_range(start: Any, stop: Any = None, step: Any = 1) -> Iterator[_VirtualRegister]:
     """Yield read-only registers with the values start, start + step, ... below stop.
 
@@ -222,28 +215,6 @@ def dynamic_range(start: Any, stop: Any = None, step: Any = 1) -> Iterator[_Virt
     first, last = (0, start) if stop is None else (start, stop)
     for value in range(_bound(first, "start"), _bound(last, "stop"), _bound(step, "step")):
         yield _VirtualRegister(value, frozen=True)
-
-
-def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any], None], step: Any = 1) -> None:
-    """Call body_fun(i) with a register for i = lower, lower + step, ... below upper."""
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        raise _DtypeError("step", "an int of at least 1", repr(step), "pass a Python int")
-    for value in range(_bound(lower, "lower"), _bound(upper, "upper"), step):
-        body_fun(_VirtualRegister(value))
-
-
-def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
-    """Set a register r to ``init``; then, as long as r is not 0, set r to body_fun(r)."""
-    register = init
-    while True:
-        if not isinstance(register, _VirtualRegister):
-            raise _DtypeError(
-                "body_fun", "a register from each call", repr(register), "return the condition"
-            )
-        value = register.read("init")
-        if value == 0:
-            return
-        register = body_fun(_VirtualRegister(value))
 
 
 def ndarray(
@@ -283,13 +254,34 @@ def ones(shape: Any, dtype: Any, buffer: Any = sbuf, name: str | None = "") -> N
     return full(shape, 1, dtype, buffer, name)
 
 
+_CONSTANT_DTYPES = (
+    float32, float16, bfloat16, int32, int16, int8, uint32, uint16, uint8,
+    float8_e4m3fn, float8_e5m2, float8_e8m0fnu, float8_e4m3fn_x4, float8_e5m2_x4, float4_e2m1fn_x4, tfloat32,
+)  # fmt: skip
+
+
 def shared_constant(constant: Any) -> NkiTensor:
-    """Return an HBM tensor with the values of ``constant``: a NumPy array, or the name of a file .npy with one."""
+    """Return a tensor in shared HBM with the values of ``constant``: a NumPy array, or the name of a .npy file.
+
+    Kernels cannot write it. Both cores of a rank share it, so their n-th constants must have the same values.
+
+    Source: https://awsdocs-neuron.readthedocs-hosted.com/en/v2.32.0/nki/api/generated/nki.language.shared_constant.html
+    """
     array = np.load(constant) if isinstance(constant, (str, os.PathLike)) else np.asarray(constant)
-    out = _new_tensor(
-        array.shape or (1,), _as_dtype(array.dtype, "constant"), private_hbm, "constant"
-    )
+    dtype = _as_dtype(array.dtype, "constant")
+    if dtype not in _CONSTANT_DTYPES:
+        names = ", ".join(one.name for one in _CONSTANT_DTYPES)
+        raise _DtypeError("constant", f"one of the dtypes {names}", dtype, "convert the array")
+    out = _new_tensor(array.shape or (1,), dtype, shared_hbm, "constant")
+    before = out.storage.raw.copy() if out.storage.read_only else None
     out.array[...] = array.reshape(out.shape)
+    if before is not None and not np.array_equal(before, out.storage.raw):
+        raise _RaceError(
+            "constant",
+            "the same values on both cores, which share the tensor",
+            "other values than those of the other core",
+            "create the same constants on both cores, in the same order",
+        )
     out.storage.set_all_written()
     out.storage.read_only = True
     return out
@@ -359,8 +351,13 @@ def num_programs(axes: Any = 0) -> int:
 
 @contextmanager
 def no_reorder() -> Iterator[None]:
-    """Do nothing, because the simulator always runs in program order."""
-    yield
+    """Keep the order of the instructions, as the simulator always does; device loops are not allowed inside."""
+    core = _core.current()
+    core.no_reorder += 1
+    try:
+        yield
+    finally:
+        core.no_reorder -= 1
 
 
 def device_print(print_prefix: Any, tensor: NkiTensor) -> None:

@@ -16,7 +16,6 @@ from nki_impl.sim.errors import (
     RaceError,
     TargetError,
     UninitializedError,
-    UnsupportedError,
 )
 from nki_impl.sim.machine.launch import run_ranks
 
@@ -616,14 +615,6 @@ def test_priority_exists_from_the_fourth_generation_on():
 
     refused(kernel, TargetError, "priority")
     run_ranks(kernel, [(X,)] * 2, target="trn3")
-
-
-@pytest.mark.parametrize("name", ["all_gather_v", "all_to_all_v"])
-def test_collectives_of_unequal_counts_are_not_modelled(name):
-    def kernel(x):
-        getattr(ncc, name)([x], [x], GROUP, x)
-
-    refused(kernel, UnsupportedError, name)
 
 
 # Ranks that disagree.

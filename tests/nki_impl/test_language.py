@@ -6,13 +6,15 @@ import copy
 import pickle
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.errors import CapacityError, DtypeError, OutputError, ShapeError
+from nki_impl.sim.errors import CapacityError, DtypeError, OutputError, RaceError, ShapeError
 from nki_impl.sim.machine.core import Core, acting_as
+from nki_impl.sim.machine.launch import run_ranks
 from nki_impl.sim.tensor import dtypes
 
 from .tiles import bf16, empty, normal, tile, values
@@ -74,37 +76,11 @@ def test_the_static_ranges_are_pythons() -> None:
     assert nl.ds(16, 8) == slice(16, 24)
 
 
-def test_dynamic_loops_give_registers_and_take_them_as_bounds(core: Core) -> None:
+def test_a_dynamic_range_gives_registers_and_takes_them_as_bounds(core: Core) -> None:
     bound = nisa.register_alloc(7)
     assert [r.read("i") for r in nl.dynamic_range(1, bound, 2)] == [1, 3, 5]
-    seen: list[int] = []
-    nl.fori_loop(nisa.register_alloc(2), bound, lambda i: seen.append(i.read("i")), 3)
-    assert seen == [2, 5]
     with pytest.raises(DtypeError, match="register_alloc"):
         nisa.register_move(next(iter(nl.dynamic_range(3))), 0)
-    with pytest.raises(DtypeError):
-        nl.fori_loop(0, 4, print, 0)
-    with pytest.raises(DtypeError):
-        nl.fori_loop(0, 4.5, print)
-
-
-def test_while_loop_runs_until_the_register_is_zero(core: Core) -> None:
-    count = tile(np.array([[3]]), nl.int32)
-    runs: list[int] = []
-
-    def body(register: Any) -> Any:
-        runs.append(register.read("r"))
-        nisa.tensor_scalar(count, count, nl.subtract, 1.0)
-        after = nisa.register_alloc()
-        nisa.register_load(after, count)
-        return after
-
-    nl.while_loop(nisa.register_alloc(3), body)
-    assert runs == [3, 2, 1]
-    nl.while_loop(nisa.register_alloc(0), body)
-    assert len(runs) == 3
-    with pytest.raises(DtypeError):
-        nl.while_loop(nisa.register_alloc(1), lambda r: None)
 
 
 def test_the_launch_grid_is_seen_by_the_kernel() -> None:
@@ -178,7 +154,7 @@ def test_device_print_shows_values_and_no_reorder_does_nothing(core: Core, capsy
 def test_a_shared_constant_may_be_the_name_of_a_file(core: Core, tmp_path: Any) -> None:
     np.save(tmp_path / "rotation.npy", np.eye(3, dtype=np.float32))
     constant = nl.shared_constant(str(tmp_path / "rotation.npy"))
-    assert constant.buffer is nl.private_hbm and np.array_equal(values(constant), np.eye(3))
+    assert constant.buffer is nl.shared_hbm and np.array_equal(values(constant), np.eye(3))
 
 
 def test_numpy_takes_every_dtype_and_compares_it() -> None:
@@ -193,3 +169,23 @@ def test_numpy_takes_every_dtype_and_compares_it() -> None:
     assert nl.bool is nl.bool_ and nl.range is range
     with pytest.raises(AttributeError):
         nl.complex64  # noqa: B018
+
+
+def test_both_cores_share_a_constant() -> None:
+    def kernel(x: Any, differ: Any) -> Any:
+        table = np.full((1, 4), nl.program_id(0) if differ else 7, np.float32)
+        constant, out = nl.shared_constant(table), nl.ndarray((2, 4), x.dtype, nl.shared_hbm)
+        me = nl.program_id(0)
+        nisa.dma_copy(out[me : me + 1], constant)
+        return out
+
+    x = np.zeros((1, 4), np.float32)
+    assert (run_ranks(kernel, [(x, False)], lnc=2).results[0] == 7).all()
+    with pytest.raises(RaceError, match="same values on both cores"):
+        run_ranks(kernel, [(x, True)], lnc=2)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, ml_dtypes.float8_e4m3, np.float64])
+def test_a_constant_has_a_dtype_of_the_documented_list(core: Core, dtype: Any) -> None:
+    with pytest.raises(DtypeError):
+        nl.shared_constant(np.zeros((1, 4), dtype))

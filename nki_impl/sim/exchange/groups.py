@@ -5,8 +5,10 @@ Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generate
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from nki_impl.sim.errors import CollectiveError
@@ -26,6 +28,39 @@ class ReplicaGroup(NKIObject):
     """
 
     _value: Any = ()
+
+    @staticmethod
+    def from_partition_op(world_size: int, op: rg_partition_op, operand: int) -> ReplicaGroup:
+        """Return the group of all ranks 0 .. world_size - 1 in which ranks with the same ``op(rank, operand)`` share a list.
+
+        Source: https://awsdocs-neuron.readthedocs-hosted.com/en/v2.33.0/_modules/nki/collectives.html
+
+        >>> ReplicaGroup.from_partition_op(4, rg_partition_op.mod, 2)
+        ReplicaGroup(_value=((0, 2), (1, 3)))
+        """
+        if not isinstance(op, rg_partition_op):
+            raise _bad("a member of rg_partition_op", repr(op), "use ncc.rg_partition_op.mod", "op")
+        if operand < (0 if op is rg_partition_op.bitwise_and else 1):
+            raise _bad("a positive number", operand, "pass the number of ranks", "operand")
+        lists: dict[int, list[int]] = {}
+        for rank in range(world_size):
+            lists.setdefault(_PARTITIONS[op](rank, operand), []).append(rank)
+        return ReplicaGroup(tuple(map(tuple, lists.values())))
+
+
+class rg_partition_op(Enum):
+    """The operators of :meth:`ReplicaGroup.from_partition_op`. The documentation may have more than these three."""
+
+    bitwise_and = "bitwise_and"
+    div = "div"
+    mod = "mod"
+
+
+_PARTITIONS = {
+    rg_partition_op.bitwise_and: operator.and_,
+    rg_partition_op.div: operator.floordiv,
+    rg_partition_op.mod: operator.mod,
+}
 
 
 def rings_of(group: object, world: int) -> Rings:

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nki_impl.sim.errors import CollectiveError, LaunchError, PlacementError, TargetError
 from nki_impl.sim.exchange.groups import Rings, ring_of
@@ -34,6 +36,9 @@ class Call:
     ``options``: (name, value) pairs that must be equal. ``move``: a function that takes the calls of one group, in the
     order of ranks, and moves the data. ``sent_bytes``, ``hops`` and ``flops``: the bytes that this rank sends, the
     number of transfers, and the number of additions or comparisons. ``who``: the core, as text.
+
+    Collectives of variable length also have ``metadata``, a tensor with counts, ``table``, the values that this core
+    read from it, and ``received``, the part of it that the collective writes, or None.
     """
 
     who: str
@@ -42,15 +47,33 @@ class Call:
     writes: tuple[NkiTensor, ...]
     rings: Rings
     options: tuple[tuple[str, object], ...]
-    move: Callable[[Sequence[Call]], None]
+    move: Callable[[Sequence[Call]], Any]
     sent_bytes: int = 0
     hops: int = 0
     flops: int = 0
+    metadata: NkiTensor | None = None
+    table: NDArray[np.int64] | None = None
+    received: NkiTensor | None = None
 
     @property
     def on_chip(self) -> bool:
         """Whether the operands are in SBUF."""
         return self.reads[0].storage.on_chip
+
+    @property
+    def operands(self) -> tuple[NkiTensor, ...]:
+        """Every tensor of the call, metadata included."""
+        return (*self.reads, *self.writes, *(() if self.metadata is None else (self.metadata,)))
+
+    @property
+    def changes(self) -> tuple[NkiTensor, ...]:
+        """The tensors that move() writes: the destinations, and received counts in HBM."""
+        received = self.received
+        return (
+            self.writes
+            if received is None or received.storage.on_chip
+            else (*self.writes, received)
+        )
 
 
 def begin(operation: str, priority: int | None = None) -> tuple[Core, Worker, Machine]:
@@ -76,10 +99,20 @@ def begin(operation: str, priority: int | None = None) -> tuple[Core, Worker, Ma
     return core, core.worker, core.worker.machine
 
 
-def issue(core: Core, worker: Worker, machine: Machine, call: Call) -> None:
-    """Check the operands and wait for the other cores of the group; the last core to arrive moves the data."""
+def check(core: Core, call: Call) -> None:
+    """Check where the operands are and that they do not overlap, and record the call in the device loop around it."""
+    if core.loops is not None:
+        core.loops.enter(call.operation, call.operands)
     _check_memory(core, call)
     _check_alias(call)
+
+
+def issue(core: Core, worker: Worker, machine: Machine, call: Call) -> Any:
+    """Check the operands and wait for the other cores of the group; the last core to arrive moves the data.
+
+    Returns what ``call.move`` returned.
+    """
+    check(core, call)
     ring = ring_of(call.rings, worker.rank)
     number = worker.issued[ring]
     worker.issued[ring] += 1
@@ -87,8 +120,8 @@ def issue(core: Core, worker: Worker, machine: Machine, call: Call) -> None:
     if meeting is not None:
         _compare(worker, call, meeting)
     if worker.races is not None:
-        worker.races.on_collective(core, call.reads, call.writes)
-    for tensor in (*call.reads, *call.writes):
+        worker.races.on_collective(core, call.reads, call.changes)
+    for tensor in call.operands:
         if not tensor.storage.on_chip:
             worker.exchanged[tensor.storage] = call.operation
     elements = sum(tensor.size for tensor in call.writes)
@@ -98,30 +131,30 @@ def issue(core: Core, worker: Worker, machine: Machine, call: Call) -> None:
     else:
         core.count("collective", 0)
 
-    def act(complete: Meeting) -> None:
-        _move(complete, machine.lnc, core)
+    def act(complete: Meeting) -> Any:
+        return _move(complete, machine.lnc, core)
 
     members = machine.cores_of(ring)
-    machine.meet(worker, (ring, number), call.operation, members, call, act)
+    return machine.meet(worker, (ring, number), call.operation, members, call, act)
 
 
-def _move(meeting: Meeting, lnc: int, core: Core) -> None:
+def _move(meeting: Meeting, lnc: int, core: Core) -> Any:
     """Move the data of one group, and tell the race detectors that the collective orders its operands.
 
-    Operands in SBUF are moved separately for each core number.
+    Operands in SBUF are moved separately for each core number. Returns what the function of the first move returned.
     """
     calls: list[Call] = [meeting.arrived[worker].payload for worker in meeting.members]
     lanes = range(lnc) if calls[0].on_chip else range(1)
     # Data of other ranks are written here, which are not accesses of this core.
     watching, core.on_access = core.on_access, None
     try:
-        for lane in lanes:
-            calls[0].move(calls[lane::lnc])
+        results = [calls[0].move(calls[lane::lnc]) for lane in lanes]
     finally:
         core.on_access = watching
     for worker, call in zip(meeting.members[::lnc], calls[::lnc], strict=True):
         if worker.races is not None:
-            worker.races.order(tensor.storage for tensor in (*call.reads, *call.writes))
+            worker.races.order(tensor.storage for tensor in call.operands)
+    return results[0]
 
 
 def _check_memory(core: Core, call: Call) -> None:
@@ -129,51 +162,58 @@ def _check_memory(core: Core, call: Call) -> None:
 
     With two cores per rank, operands in private HBM are errors, too.
     """
-    everything = [("src", t) for t in call.reads] + [("dst", t) for t in call.writes]
-    for operand, tensor in everything:
-        storage = tensor.storage
-        name = storage.name or "an unnamed tensor"
-        if storage.buffer is MemoryRegion.psum:
-            raise PlacementError(
-                operand, "a tensor in HBM or SBUF", f"{name} in PSUM", "copy it out first"
-            )
-        if storage.on_chip != call.on_chip:
+    for operand, tensor in [("src", t) for t in call.reads] + [("dst", t) for t in call.writes]:
+        _check_operand(core, operand, tensor)
+        if tensor.storage.on_chip != call.on_chip:
+            name = tensor.name or "an unnamed tensor"
             raise PlacementError(
                 operand, "all operands in HBM or all in SBUF", f"{name} is not", "move it"
             )
-        if tensor.dynamic is not None:
-            raise CollectiveError(
-                operand, "a static tensor", "a dynamic access pattern", "copy it first"
-            )
-        if storage.is_input:
-            raise CollectiveError(
-                operand,
-                "a tensor that is neither a kernel input nor an output: collectives cannot use those",
-                f"the kernel input {name}",
-                "dma_copy it into nl.ndarray(..., buffer=nl.shared_hbm, name=...) first",
-            )
-        if storage.on_chip:
-            continue
-        if core.lnc > 1 and storage.buffer is not MemoryRegion.shared_hbm:
-            raise CollectiveError(
-                operand,
-                "shared HBM, which both cores can access",
-                f"{name} in private HBM",
-                "use nl.shared_hbm",
-            )
-        if not storage.name:
-            raise CollectiveError(
-                operand,
-                "a tensor with a name (without one the compiler fails with NCC_IBIR440)",
-                "an unnamed tensor",
-                "allocate it with nl.ndarray(..., name='...')",
-            )
+    if call.metadata is not None:
+        _check_operand(core, "metadata_tensor", call.metadata)
+
+
+def _check_operand(core: Core, operand: str, tensor: NkiTensor) -> None:
+    storage = tensor.storage
+    name = storage.name or "an unnamed tensor"
+    if storage.buffer is MemoryRegion.psum:
+        raise PlacementError(
+            operand, "a tensor in HBM or SBUF", f"{name} in PSUM", "copy it out first"
+        )
+    if tensor.dynamic is not None:
+        raise CollectiveError(
+            operand, "a static tensor", "a dynamic access pattern", "copy it first"
+        )
+    if storage.is_input:
+        raise CollectiveError(
+            operand,
+            "a tensor that is neither a kernel input nor an output: collectives cannot use those",
+            f"the kernel input {name}",
+            "dma_copy it into nl.ndarray(..., buffer=nl.shared_hbm, name=...) first",
+        )
+    if storage.on_chip:
+        return
+    if core.lnc > 1 and storage.buffer is not MemoryRegion.shared_hbm:
+        raise CollectiveError(
+            operand,
+            "shared HBM, which both cores can access",
+            f"{name} in private HBM",
+            "use nl.shared_hbm",
+        )
+    if not storage.name:
+        raise CollectiveError(
+            operand,
+            "a tensor with a name (without one the compiler fails with NCC_IBIR440)",
+            "an unnamed tensor",
+            "allocate it with nl.ndarray(..., name='...')",
+        )
 
 
 def _check_alias(call: Call) -> None:
-    """Raise CollectiveError if a destination overlaps a source or another destination."""
+    """Raise CollectiveError if a destination overlaps a source, the metadata or another destination."""
+    sources = call.reads if call.metadata is None else (*call.reads, call.metadata)
     for index, dst in enumerate(call.writes):
-        for other in (*call.reads, *call.writes[:index]):
+        for other in (*sources, *call.writes[:index]):
             if overlap(dst, other):
                 raise CollectiveError(
                     "dst",
@@ -207,10 +247,16 @@ def _compare(worker: Worker, call: Call, meeting: Meeting) -> None:
 
 
 def _compare_cores(worker: Worker, call: Call, partner: Worker, arrival: Arrival) -> None:
-    """Raise CollectiveError unless the HBM operands of both cores of a rank are the same tensors."""
+    """Raise CollectiveError unless the HBM operands of both cores of a rank are the same tensors.
+
+    Metadata in SBUF must hold the same values on both cores.
+    """
     theirs: Call = arrival.payload
-    pairs = zip((*call.reads, *call.writes), (*theirs.reads, *theirs.writes), strict=True)
-    for mine, other in pairs:
+    if not np.array_equal(call.table, theirs.table):  # type: ignore[arg-type]
+        raise _mismatch(worker, f"metadata {call.table}", partner, f"{theirs.table}", arrival)
+    for mine, other in zip(call.operands, theirs.operands, strict=True):
+        if mine.storage.on_chip:
+            continue
         same = mine.storage is other.storage and mine.byte_offset == other.byte_offset
         if not same or mine.array.strides != other.array.strides:
             text = f"{mine.name} from element {mine.offset} on, strides {mine.strides}"
@@ -234,7 +280,8 @@ def _describe(call: Call) -> list[str]:
     """Return the properties of a call that must be equal in all calls of the group, as text."""
     parts = [call.operation, f"groups {call.rings}"]
     parts += [f"{name}={value}" for name, value in call.options]
-    for operand, group in (("src", call.reads), ("dst", call.writes)):
+    metadata = () if call.metadata is None else (call.metadata,)
+    for operand, group in (("src", call.reads), ("dst", call.writes), ("metadata", metadata)):
         for tensor in group:
             parts.append(
                 f"{operand} {tensor.name} {tensor.shape} {tensor.dtype} {tensor.buffer.value}"

@@ -104,11 +104,13 @@ def check_split(src: NkiTensor, n: int) -> None:
         raise CollectiveError("srcs", f"a dimension 0 divisible by {n}", src.shape, "pad it")
 
 
-def check_hbm(reads: Sequence[NkiTensor], why: str = "this collective works on HBM") -> None:
+def check_hbm(
+    reads: Sequence[NkiTensor], why: str = "this collective works on HBM", operand: str = "srcs"
+) -> None:
     """Check that no tensor is on chip."""
     if any(tensor.buffer in (MemoryRegion.sbuf, MemoryRegion.psum) for tensor in reads):
         raise PlacementError(
-            "srcs", f"tensors in HBM: {why}", reads[0].buffer.value, "copy to shared HBM"
+            operand, f"tensors in HBM: {why}", reads[0].buffer.value, "copy to shared HBM"
         )
 
 

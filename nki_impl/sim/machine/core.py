@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.errors import LaunchError, TargetError, UninitializedError
+from nki_impl.sim.errors import LaunchError, TargetError, UninitializedError, UnsupportedError
 from nki_impl.sim.memory.liveness import Clock
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 
 if TYPE_CHECKING:
+    from nki_impl.sim.machine.loops import Loops
     from nki_impl.sim.machine.turns import Worker
     from nki_impl.sim.tensor.views import NkiTensor
 
@@ -48,7 +49,8 @@ class Core:
     was launched as ``kernel[n]``, else 0. ``tallies``: counts for each (engine, operation). ``accumulators``: the
     reduce registers of the "scalar" and "vector" engines, one float32 per partition, or None if the values are
     undefined. ``worker``: the thread of this core in the scheduler. ``strict_matmul``: whether accumulate=True raises
-    an error on PSUM elements that no matmul has written.
+    an error on PSUM elements that no matmul has written. ``loops``: the device loops of this core, None before the first
+    one. ``no_reorder``: the number of ``nl.no_reorder()`` blocks that the core is in.
     """
 
     rank: int = 0
@@ -70,6 +72,8 @@ class Core:
     on_access: Callable[[Core, NkiTensor, bool], None] | None = None
     constants: dict[object, object] = field(default_factory=dict)
     worker: Worker | None = None
+    loops: Loops | None = None
+    no_reorder: int = 0
 
     @property
     def generation(self) -> int:
@@ -162,14 +166,43 @@ class NkiInstruction:
     Kernels use it to say that one instruction must run before another.
     """
 
-    __slots__ = ("handle",)
+    __slots__ = ("_nest", "handle")
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
+        self._nest: tuple[object, ...] = ()
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
-        """Do nothing and return self; the simulator runs in program order, so ``producers`` have already finished."""
+        """Return self; the simulator runs in program order, so ``producers`` have already finished.
+
+        Raises :class:`UnsupportedError` for a producer in a device loop that this instruction is not in, or in another
+        iteration: the wait is fixed when the kernel is compiled.
+        """
+        for producer in producers:
+            refuse_other_nest(producer, self._nest, "depends_on")
         return self
+
+
+def issued(core: Core) -> NkiInstruction:
+    """Return a handle to the instruction that ``core`` is in."""
+    out = NkiInstruction(core.index)
+    if core.loops is not None:
+        out._nest = core.loops.nest
+    return out
+
+
+def refuse_other_nest(
+    producer: NkiInstruction, nest: tuple[object, ...], operation: str | None
+) -> None:
+    """Raise :class:`UnsupportedError` unless ``producer`` is in the same loops as ``nest``, or in fewer of them."""
+    if producer._nest != nest[: len(producer._nest)]:
+        raise UnsupportedError(
+            "producers",
+            "instructions of the same iteration of the same device loops, or of loops around them",
+            "an instruction in another loop or iteration",
+            "put both instructions into one body",
+            operation=operation,
+        )
 
 
 P = ParamSpec("P")
@@ -194,8 +227,13 @@ def instruction(function: Callable[P, None], minimum: int = 2) -> Callable[P, Nk
                 name,
             )
         core.begin(name)
+        loops = core.loops
+        if loops is None:
+            function(*args, **kwargs)
+            return NkiInstruction(core.index)
+        loops.enter(name, args, kwargs)
         function(*args, **kwargs)
-        return NkiInstruction(core.index)
+        return issued(core)
 
     return entry
 

@@ -31,6 +31,7 @@ from nki_impl.sim.machine.arguments import (
 )
 from nki_impl.sim.machine.core import GENERATIONS, Core, acting_as, current
 from nki_impl.sim.machine.counters import Counters, add_up, count_cores
+from nki_impl.sim.machine.loops import refuse_ended
 from nki_impl.sim.machine.races import Detector
 from nki_impl.sim.machine.turns import Machine, Worker
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
@@ -293,9 +294,12 @@ def _body(kernel: Kernel, core: Core, call: BoundArguments, inputs_too: bool) ->
     if worker.races is not None:
         worker.races.settle()
     core.memory.settle()
+    if worker.prepared is not None:
+        raise worker.prepared.not_triggered("the kernel ended")
 
     def checked(path: str, tensor: NkiTensor) -> NkiTensor:
         storage = check_output(path, tensor, inputs_too)
+        refuse_ended(core, tensor, "result")
         if storage in worker.exchanged:
             raise CollectiveError(
                 path,

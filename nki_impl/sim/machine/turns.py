@@ -33,6 +33,7 @@ from weakref import WeakKeyDictionary
 from nki_impl.sim.errors import CollectiveError, DeadlockError, SimulatorError, kernel_line
 
 if TYPE_CHECKING:
+    from nki_impl.sim.exchange.variable import Prepared
     from nki_impl.sim.machine.races import Detector
     from nki_impl.sim.memory.storage import Storage
 
@@ -54,7 +55,8 @@ class Worker:
     ``races``: the race detector of the rank; None if the rank has one core. ``issued``: the number of meetings that
     this worker has joined, for each group of members; the n-th meeting of one member is matched with the n-th of all
     other members. ``exchanged``: the HBM tensors that the worker's collectives used, with the operation. ``hops``: the
-    number of transfers. ``yields``: True while it runs only if no other can.
+    number of transfers. ``prepared``: the collective of variable length that was prepared and not yet triggered.
+    ``yields``: True while it runs only if no other can.
     """
 
     rank: int
@@ -65,6 +67,7 @@ class Worker:
     issued: Counter[Hashable] = field(default_factory=Counter)
     exchanged: WeakKeyDictionary[Storage, str] = field(default_factory=WeakKeyDictionary)
     hops: int = 0
+    prepared: Prepared | None = None
     waits_in: Meeting | None = None
     yields: bool = False
     finished: bool = False
