@@ -196,7 +196,8 @@ class Detector:
         )
         if not self._only_warn:
             raise error
-        pair = (name or "", *sorted((access.line, earlier.line)))
+        one, two = sorted((access.line, earlier.line))
+        pair = name or "", one, two
         if pair not in self._warned:
             self._warned.add(pair)
             file, _, number = access.line.rpartition(":")

@@ -116,7 +116,8 @@ def _undetermined(tensor: NkiTensor, ledger: Ledger, both: Chosen) -> Chosen:
         read = (history & np.uint8(OWN_READ << core)) != 0
         bad |= read & ((history & np.uint8(VARIED << (1 - core))) != 0)
         if ledger.last is not None:
-            bad |= read & _differ(*(bytes_of(tensor, raw) for raw in ledger.last), read.shape)
+            one, two = (bytes_of(tensor, raw) for raw in ledger.last)
+            bad |= read & _differ(one, two, read.shape)
     return bad & both
 
 

@@ -41,7 +41,7 @@ class Idle:
         hole = hole.reshape(hole.shape[0], -1)
         if hole.all(axis=0).any():
             check_read(tensor, operand)
-        self.holes = hole if self.holes is None else self.holes | hole
+        self.holes = hole if self.holes is None else np.asarray(self.holes | hole)
 
     def reduce(self, length: int) -> None:
         """Let each run of ``length`` free elements become one; it is unwritten if any of them was."""
