@@ -107,7 +107,11 @@ def forget_reads(ledger: Ledger, core: int, before: int) -> None:
 
 
 def _undetermined(tensor: NkiTensor, ledger: Ledger, both: Chosen) -> Chosen:
-    """Return the places among ``both``, which both cores wrote, where what a core read depends on the order."""
+    """Return the places among ``both``, which both cores wrote, where what a core read depends on the order.
+
+    If a core has read bits that the other core has not written last, one of the two writes the place again, which is
+    found here, or :func:`remaining` finds the difference.
+    """
     if ledger.history is None or not both.any():
         return np.zeros(both.shape, np.bool_)
     history = _history(tensor, ledger)
@@ -115,9 +119,6 @@ def _undetermined(tensor: NkiTensor, ledger: Ledger, both: Chosen) -> Chosen:
     for core in (0, 1):
         read = (history & np.uint8(OWN_READ << core)) != 0
         bad |= read & ((history & np.uint8(VARIED << (1 - core))) != 0)
-        if ledger.last is not None:
-            one, two = (bytes_of(tensor, raw) for raw in ledger.last)
-            bad |= read & _differ(one, two, read.shape)
     return bad & both
 
 
