@@ -579,6 +579,17 @@ def test_metadata_of_the_other_core_need_a_barrier():
     run3(kernel, RaceError, "metadata", lnc=2)
 
 
+def test_a_core_does_not_read_received_counts_while_the_other_is_in_the_collective():
+    def kernel(x, table):
+        held = copied(table, "metadata")
+        src, dst = copied(x, "src"), zeros((3, SLOT), x.dtype, "dst")
+        if nl.program_id(0) == 1:
+            nl.load(held[2:3, :])
+        ncc.all_to_all_v([src], [dst], ALL, held)
+
+    run3(kernel, RaceError, "metadata", lnc=2)
+
+
 def test_ranks_that_mix_whole_and_split_are_refused():
     def kernel(x, table):
         issue = whole if ncc.rank_id()._state == 0 else split
