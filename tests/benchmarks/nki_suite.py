@@ -34,7 +34,10 @@ class TooSlow(BaseException):
 
 KINDS = ("passed", "failed", "upstream", "slow", "skipped")
 UPSTREAM = {
-    r"MLPTKGConstantsDimensionSizes.__init__\(\) missing 1 required": "the library does not pass remainderIFused",
+    r"RuntimeError: The size of tensor a \(\d+\) must match the size of tensor b \(3\) at non-singleton dimension 2": (
+        "the PyTorch reference of attention_block_tkg multiplies [B, S, (q + 2 k) d] by scales of length 3 "
+        "(qkv_tkg_torch.py), before the kernel runs"
+    ),
 }
 """Failures of the library itself: a pattern of the message, and the reason."""
 
@@ -91,8 +94,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def _reason(report: pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
-    crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message if crash else report.longrepr)[:2000]
+    # A negative test replaces the kernel's exception by its own AssertionError, so list the whole chain.
+    chain = [str(crash.message) for _, crash, _ in getattr(report.longrepr, "chain", ()) if crash]
+    return "\n".join(message[:2000] for message in chain[-4:]) or str(report.longrepr)[:2000]
 
 
 # The program.

@@ -23,9 +23,7 @@ import time
 import nki
 import pytest
 
-class MLPTKGConstantsDimensionSizes:
-    def __init__(self, remainderIFused):
-        pass
+REFERENCE = "The size of tensor a (384) must match the size of tensor b (3) at non-singleton dimension 2"
 
 def test_passes():
     assert nki.cpu_simulate
@@ -35,7 +33,13 @@ def test_fails(n):
     raise ValueError(f"tile {n}: at most 4; got 5")
 
 def test_upstream():
-    MLPTKGConstantsDimensionSizes()
+    raise RuntimeError(REFERENCE)
+
+def test_upstream_replaced_by_the_assertion_of_a_negative_test():
+    try:
+        raise RuntimeError(REFERENCE)
+    except RuntimeError as error:
+        assert "validation" in str(error)
 
 def test_sleeps():
     time.sleep(60)
@@ -60,9 +64,9 @@ def test_the_table_lists_each_kind_of_result_and_a_second_run_runs_nothing_again
     results = tmp_path / "results.jsonl"
     for _ in range(2):
         program("run", tmp_path, "--out", results, "--seconds", 1)
-        assert len(results.read_text().splitlines()) == 6
+        assert len(results.read_text().splitlines()) == 7
     table = program("table", results)
-    assert "| `core/test_tile` | 1 | 2 | 1 | 1 | 1 | 2 x `ValueError: tile N: at most N` |" in table
+    assert "| `core/test_tile` | 1 | 2 | 2 | 1 | 1 | 2 x `ValueError: tile N: at most N` |" in table
     assert "1 of 3 tests that ran to their end passed." in table
 
 
