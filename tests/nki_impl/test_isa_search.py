@@ -125,3 +125,18 @@ def test_local_gather_shares_indices_among_16_partitions_counted_down_the_partit
         assert np.array_equal(values(out)[rows], data[rows][:, order])
     with pytest.raises(UnsupportedError, match="num_elem_per_idx"):
         nisa.local_gather(out, tile(data), tile(at, nl.uint16), num_elem_per_idx=2)
+
+
+def test_local_gather_of_partitions_without_data_counts_as_unwritten_there(core: Core):
+    data, out, copy = empty((64, 4)), empty((64, 3)), empty((64, 3))
+    nisa.memset(data[0:32], 2.5)
+    at = tile(np.zeros((64, 1), int), nl.uint16)
+    nisa.local_gather(out, data, at, num_valid_indices=3)
+    assert (values(out[0:32]) == 2.5).all()
+    with pytest.raises(UninitializedError):
+        nisa.nc_matmul(empty((3, 3), buffer=nl.psum), out, tile(np.ones((64, 3))))
+    nisa.memset(data[32:64, 1:4], 2.5)  # element 0, which is gathered, is forgotten
+    with pytest.raises(UninitializedError):
+        nisa.local_gather(copy, data, at, num_valid_indices=3)
+    with pytest.raises(UninitializedError):
+        nisa.local_gather(copy, empty((64, 4)), at, num_valid_indices=3)

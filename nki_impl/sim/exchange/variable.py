@@ -195,7 +195,7 @@ def _prepare(at: At, *arguments: Any) -> NkiInstruction:
 def _trigger(at: At, prepare_instr: object) -> NkiInstruction:
     """Issue the collective of the prepare that returned ``prepare_instr``, and free the slot."""
     core, worker, _ = at
-    held = worker.prepared
+    held: Prepared | None = worker.prepared
     operation = core.operation
     if held is None or held.instruction is not prepare_instr or held.call.operation != operation:
         what = "no prepare" if held is None else f"{held.operation} ({held.line})"

@@ -181,15 +181,27 @@ def nc_n_gather(
 
 
 def _gather(dst: NkiTensor, data: NkiTensor, at: NDArray[np.int64]) -> None:
-    """Write data[p, at[p, i]] to dst; elements that are not gathered may be unwritten."""
-    rows = np.arange(data.array.shape[0])[:, None]
-    chosen = np.zeros((data.array.shape[0], free_size(data)), np.bool_)
+    """Write data[p, at[p, i]] to dst; elements that are not gathered may be unwritten.
+
+    Partitions in which nothing of ``data`` was written hold no data if others do (:mod:`nki_impl.sim.tensor.idle`):
+    their results count as unwritten.
+    """
+    partitions, size = data.array.shape[0], free_size(data)
+    rows = np.arange(partitions)[:, None]
+    holes = unwritten(data)
+    idle = np.zeros(partitions, np.bool_)
+    if holes is not None and not holes.all():
+        idle = np.asarray(holes.reshape(partitions, size).all(axis=1))
+    chosen = np.zeros((partitions, size), np.bool_)
     chosen[rows, at] = True
+    chosen[idle] = False
     check_read_where(data, chosen.reshape(data.array.shape), "data")
-    values = data.array.reshape(data.array.shape[0], -1)[rows, at]
+    values = data.array.reshape(partitions, size)[rows, at]
     if dst.dtype is not data.dtype:
         values = round_once(to_float32(values), dst.dtype)
     write(dst, values)
+    if idle.any():
+        keep_holes(dst, np.repeat(idle, free_size(dst)).reshape(dst.shape))
 
 
 @instruction

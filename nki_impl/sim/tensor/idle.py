@@ -46,7 +46,8 @@ class Idle:
     def reduce(self, length: int) -> None:
         """Let each run of ``length`` free elements become one; it is unwritten if any of them was."""
         if self.holes is not None:
-            self.holes = self.holes.reshape(self.holes.shape[0], -1, length).any(axis=-1)
+            runs = self.holes.reshape(self.holes.shape[0], -1, length)
+            self.holes = np.asarray(runs.any(axis=-1))
 
     def used(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the ``values`` that were computed from written elements."""
