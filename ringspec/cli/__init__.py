@@ -13,6 +13,7 @@ import click
 import ringspec
 from ringspec.cli.commands.cases import cases_group
 from ringspec.cli.commands.check import check_command
+from ringspec.cli.commands.diff import diff_command
 from ringspec.cli.commands.explain import explain_command
 from ringspec.cli.commands.explore import explore_command
 from ringspec.cli.commands.plan import plan_command
@@ -44,5 +45,6 @@ main.add_command(check_command)
 main.add_command(power_command)
 main.add_command(replay_command)
 main.add_command(explain_command)
+main.add_command(diff_command)
 main.add_command(cases_group)
 main.add_command(plan_command)
