@@ -74,11 +74,11 @@ def dense_lines(call: Call, claims: Capabilities) -> Iterator[str]:
         yield "    group = Q.shape[1] // K.shape[1]  # query heads for each key head"
         yield "    K, V = np.repeat(K, group, axis=1), np.repeat(V, group, axis=1)"
     yield f"    s = {call.terms['scale']!r} * Q @ K.swapaxes(2, 3)"
+    if "bias" in call.tensors:
+        yield "    s = s + rows(bias)"
     if "softcap" in call.terms:
         yield f"    tanh = np.tanh(s / {call.terms['softcap']!r})"
         yield f"    s = {call.terms['softcap']!r} * tanh"
-    if "bias" in call.tensors:
-        yield "    s = s + rows(bias)"
     if is_masked(call):
         yield "    s = np.where(visible(), s, -np.inf)"
     yield from softmax(call)

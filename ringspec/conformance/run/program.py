@@ -6,6 +6,7 @@ beside the correct one, and ends with exit status 1 while any of them is wrong.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +84,7 @@ def program(target: Writable, call: Call, places: Sequence[Place], title: str) -
     tables = [name for name in TABLES if re.search(rf"\b{name}\b", used)]
     body = [
         "# Inputs: one array for each worker.", *input_lines(seen, tables),
-        "# Tensor, worker, element (batch, head, token of all workers, d), and the largest error that rounding explains.",
+        "# Tensor, worker, element (batch, head, token, d), and the largest error that rounding explains.",
         *work,
     ]  # fmt: skip
     head = [
@@ -178,6 +179,8 @@ def is_import(line: str) -> bool:
 def numpy_lines(name: str, target: NumPyTarget, call: Call) -> list[str]:
     """Return the source that calls a function of lists of arrays."""
     given = arguments(target.function, call)
+    order = [*inspect.signature(target.function).parameters, *given]
+    given = {key: given[key] for key in dict.fromkeys(order) if key in given}
     words = ", ".join(f"{key}={source(value, call)}" for key, value in given.items())
     lines = wrapped(f"found = {name}({words})")
     return [
