@@ -122,6 +122,7 @@ def test_a_case_that_passes_writes_nothing(tmp_path):
     assert not (tmp_path / "repro.py").exists() and not (tmp_path / "repro.md").exists()
 
 
+@pytest.mark.slow
 def test_a_function_of_another_module_is_imported_and_not_copied(tmp_path):
     source = WRONG_RING.read_text()
     function, _, _ = source.partition("\n\ntarget = ")
@@ -220,7 +221,27 @@ def known(case):
     return {*call.terms} <= {*TERMS} and {*call.tensors} <= {*TENSORS}
 
 
-KNOWN = [case for case in CORE if known(case)]
+def covering(cases):
+    """The smallest cases that together use every term, tensor, layout and number of workers."""
+    chosen, seen = [], set()
+    for case in sorted(cases, key=lambda case: case.shape.Sq * case.shape.Sk):
+        call = call_of(case, CORE.tensors(case.id))
+        padded = ("padded", bool((call.index_q < 0).any()), call.passes)
+        has = {*call.terms, *call.tensors, call.layout, call.workers, padded}
+        # A feature is tried with each of the other features that meet it in some case.
+        has |= {
+            (x, y)
+            for x in {*call.terms, *call.tensors} & FEATURES
+            for y in {*call.terms, call.layout}
+        }
+        if not has <= seen:
+            chosen.append(case)
+            seen |= has
+    return chosen
+
+
+FEATURES = {"softcap", "bias", "mask", "sinks", "dlse"}
+KNOWN = covering(case for case in CORE if known(case))
 TURNED = [case for case in KNOWN if case.shape.B == 1][::9]
 
 
