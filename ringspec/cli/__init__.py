@@ -13,11 +13,13 @@ import click
 import ringspec
 from ringspec.cli.commands.cases import cases_group
 from ringspec.cli.commands.check import check_command
+from ringspec.cli.commands.diff import diff_command
 from ringspec.cli.commands.explain import explain_command
 from ringspec.cli.commands.explore import explore_command
 from ringspec.cli.commands.plan import plan_command
 from ringspec.cli.commands.power import power_command
 from ringspec.cli.commands.replay import replay_command
+from ringspec.cli.commands.reproduce import reproduce_command
 from ringspec.cli.commands.schedule import schedule_command
 from ringspec.cli.commands.simulate import simulate_command
 from ringspec.cli.commands.smoke import smoke_command
@@ -44,5 +46,7 @@ main.add_command(check_command)
 main.add_command(power_command)
 main.add_command(replay_command)
 main.add_command(explain_command)
+main.add_command(diff_command)
+main.add_command(reproduce_command)
 main.add_command(cases_group)
 main.add_command(plan_command)

@@ -60,6 +60,10 @@ def read_header(line: dict[str, Any], what: str, format: str) -> dict[str, Any]:
             refuse(f"a {kind.__name__} as {name} in the header of {what}", line.get(name))
     if line["format"] != format:
         refuse(f"the format {format} in {what}", line["format"])
+    for name in ("name", "spec"):
+        text(line["target"].get(name), f"{name} of the target in the header of {what}")
+    for name in ("profile", "started"):
+        text(line[name], f"{name} in the header of {what}")
     for name in ("versions", "files"):
         texts_by_name(line.get(name, {}), f"{name} in the header of {what}")
     return line
