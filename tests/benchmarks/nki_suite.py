@@ -85,7 +85,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         "seconds": round(report.duration, 2),
         "why": "" if report.passed else _reason(report),
     }
-    if "slower than" in line["why"][:20]:
+    if re.search(r"^(Failed: )?slower than \d+ s$", line["why"], re.MULTILINE):
         line["outcome"] = "slow"
     with open(os.environ[RESULTS], "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
