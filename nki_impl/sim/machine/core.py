@@ -24,7 +24,6 @@ from nki_impl.sim.memory.liveness import Clock
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 
 if TYPE_CHECKING:
-    from nki_impl.sim.machine.loops import Loops
     from nki_impl.sim.machine.turns import Worker
     from nki_impl.sim.tensor.views import NkiTensor
 
@@ -72,7 +71,7 @@ class Core:
     on_access: Callable[[Core, NkiTensor, bool], None] | None = None
     constants: dict[object, object] = field(default_factory=dict)
     worker: Worker | None = None
-    loops: Loops | None = None
+    loops: Any = None  # a machine.loops.Loops; an import of it would be a circle
     no_reorder: int = 0
 
     @property

@@ -33,7 +33,6 @@ from weakref import WeakKeyDictionary
 from nki_impl.sim.errors import CollectiveError, DeadlockError, SimulatorError, kernel_line
 
 if TYPE_CHECKING:
-    from nki_impl.sim.exchange.variable import Prepared
     from nki_impl.sim.machine.races import Detector
     from nki_impl.sim.memory.storage import Storage
 
@@ -67,7 +66,7 @@ class Worker:
     issued: Counter[Hashable] = field(default_factory=Counter)
     exchanged: WeakKeyDictionary[Storage, str] = field(default_factory=WeakKeyDictionary)
     hops: int = 0
-    prepared: Prepared | None = None
+    prepared: Any = None  # an exchange.variable.Prepared; an import of it would be a circle
     waits_in: Meeting | None = None
     yields: bool = False
     finished: bool = False
