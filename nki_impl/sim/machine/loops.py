@@ -197,7 +197,8 @@ def _loop(name: str) -> Iterator[tuple[Loops, Trace]]:
             "put the block into the body",
             operation=name,
         )
-    loops = core.loops = core.loops or Loops()
+    loops: Loops = core.loops or Loops()
+    core.loops = loops
     trace = _entered(loops, name)
     outer = loops.nest
     loops.running.append(trace)
