@@ -23,14 +23,19 @@ from ringspec.conformance.run.dense_text import (
     is_masked,
     visible_lines,
 )
+from ringspec.conformance.run.explicit import Explicit
 from ringspec.conformance.run.literals import input_lines
-from ringspec.conformance.run.program import places_of, supported
+from ringspec.conformance.run.load import load_target
+from ringspec.conformance.run.program import places_of, program, supported
+from ringspec.conformance.run.reproduce import confirmed
+from ringspec.conformance.run.shrink import tried
 from ringspec.conformance.run.standalone import copied, place_of, standalone
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.targets.reference import reference_float32
 from ringspec.errors import OptionError
 from ringspec.vectors import open_set
+from ringspec.vectors.format.case import CaseFormats, Ring
 
 WRONG_RING = Path(__file__).parents[2] / "docs" / "examples" / "wrong_ring.py"
 CASE = "ring/float32-zigzag-w4"
@@ -303,3 +308,27 @@ def test_a_place_has_the_bound_of_its_element_and_a_nan_a_generous_one():
 def test_numpy_targets_are_supported():
     target = NumPyTarget(lambda q, k, v: None)
     assert supported(target) is target
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("format", ["float32", "bfloat16"])
+def test_the_program_of_a_torch_ring_starts_its_ranks_and_shows_the_failure(format, tmp_path):
+    right = (WRONG_RING.parents[1] / "conform" / "example_torch.py").read_text()
+    rescaled = "o = o * torch.exp(lse - base)[..., None] + "
+    assert right.count(rescaled) == 1
+    (tmp_path / "mine.py").write_text(right.replace(rescaled, "o = o + "))
+    spec = f"{tmp_path / 'mine.py'}:target"
+    target = load_target(spec)
+    x = np.array([[[[1.0], [0.5]]]])
+    formats, ring = CaseFormats(format, format, "float32"), Ring(2, "contiguous", "kv", 1)
+    inputs = dict.fromkeys(("q", "k", "v", "dy"), x)
+    both = ("forward", "backward")
+    trial = tried(target, Explicit("ring", both, formats, ring, {"scale": 1.0}, inputs))
+    target.close()
+    places = places_of(trial.findings)
+    text = program(target, trial.call, places, "A torch ring.")
+    assert "WRONG: o of worker 0" in confirmed(text, spec, target, places)
+    corrected = text.replace("o = o + ", rescaled)
+    with pytest.raises(OptionError, match="exit status 0"):
+        confirmed(corrected, spec, target, places)

@@ -26,7 +26,7 @@ from ringspec.conformance.target.protocol import TABLES, Call
 from ringspec.errors import OptionError
 
 MOST_LINES = 100
-MOST_PLACES = 4
+MOST_PLACES = 3
 GENEROUS = 1e-2  # relative tolerance for a result that is NaN or infinite, whose bound is not known
 Writable = NumPyTarget | TorchTarget
 
@@ -79,7 +79,7 @@ def program(target: Writable, call: Call, places: Sequence[Place], title: str) -
     """Return the text of a reproducer; raise OptionError if it would have more than 100 lines."""
     seen = as_seen(call, target.capabilities)
     function = standalone(place_of(target.function))
-    work = working(target, seen, places)
+    work = working(target, seen, places, function)
     used = "\n".join(work)
     tables = [name for name in TABLES if re.search(rf"\b{name}\b", used)]
     body = [
@@ -106,14 +106,18 @@ def program(target: Writable, call: Call, places: Sequence[Place], title: str) -
     return "\n".join(lines) + "\n"
 
 
-def working(target: Writable, call: Call, places: Sequence[Place]) -> list[str]:
+def working(
+    target: Writable, call: Call, places: Sequence[Place], function: Sequence[str]
+) -> list[str]:
     """Return the source after the inputs: the places, the dense check, the call and the comparison."""
     claims = target.capabilities
     per_worker = {side: call.tensors[side][0].shape[claims.axes.index("S")] for side in "qk"}
     rows = [(p.tensor, p.worker, row_of(p, per_worker), p.bound) for p in places]
     name = place_of(target.function).rpartition(":")[2]
     if isinstance(target, TorchTarget):
-        calling = [*torch_lines(name, call, target.options)]
+        imported = not any(line.startswith(f"def {name}(") for line in function)
+        tables = [one for one in TABLES if imported or one in "\n".join(function)]
+        calling = [*torch_lines(name, call, target.options, tables)]
     else:
         calling = numpy_lines(name, target, call)
     visible = [*visible_lines(call), "", ""] if is_masked(call) else []
@@ -145,7 +149,8 @@ def short(lines: list[str]) -> list[str]:
 
 def about(call: Call, torch: bool) -> str:
     """Describe what the program needs and how it ends."""
-    needs = "NumPy and PyTorch" if torch else "NumPy"
+    needs = "NumPy" + (", ml_dtypes" if "bfloat16" in call.formats.values() else "")
+    needs += " and PyTorch" if torch else ""
     return (
         f"A ring of {call.workers} workers ({' and '.join(call.passes)}), compared with dense attention in float64. "
         f"Needs {needs}. Exit status: 1 while a number below is wrong, 0 once all are right."

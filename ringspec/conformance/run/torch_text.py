@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ringspec.conformance.adapters.torch_worker import LEAVES, SEEDS, LocalCall
@@ -11,8 +11,13 @@ from ringspec.conformance.run.literals import source, wrapped
 from ringspec.conformance.target.protocol import TABLES, Call
 
 
-def torch_lines(name: str, call: Call, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the source of ``one_rank``, which runs in a process of its own, and of ``results``."""
+def torch_lines(
+    name: str, call: Call, options: Mapping[str, Any], tables: Sequence[str]
+) -> Iterator[str]:
+    """Yield the source of ``one_rank``, which runs in a process of its own, and of ``results``.
+
+    ``tables``: the tables of tokens and positions that the function under test uses.
+    """
     backward = "backward" in call.passes
     further = [n for n in call.tensors if n not in ("q", "k", "v", *SEEDS)]
     leaves = [n for n in LEAVES if n in call.tensors]
@@ -25,7 +30,7 @@ def torch_lines(name: str, call: Call, options: Mapping[str, Any]) -> Iterator[s
     yield f"    dist.init_process_group('gloo', init_method=f'file://{{folder}}/rendezvous', rank=rank, world_size={call.workers})"
     given = [*dict.fromkeys([*leaves, *further])]
     yield f"    given = {{n: tensor(globals()[n][rank]).requires_grad_({backward} and n in {tuple(leaves)}) for n in {tuple(given)}}}"
-    yield from (f"    {line}" for line in wrapped(f"call = {local_text(call, further)}"))
+    yield from (f"    {line}" for line in wrapped(f"call = {local_text(call, further, tables)}"))
     words = "".join(f", {key}={source(value, call)}" for key, value in options.items())
     yield f"    found = {name}(given['q'], given['k'], given['v'], group=dist.group.WORLD, call=call{words})"
     yield "    o, lse = found if isinstance(found, (tuple, list)) else (found, None)"
@@ -47,12 +52,12 @@ def torch_lines(name: str, call: Call, options: Mapping[str, Any]) -> Iterator[s
     yield "    return {name: [one[name].numpy() for one in ranks] for name in ranks[0]}"
 
 
-def local_text(call: Call, further: list[str]) -> str:
+def local_text(call: Call, further: list[str], tables: Sequence[str]) -> str:
     """Write the LocalCall of a rank as a SimpleNamespace with the same fields and properties."""
     fields = {f.name for f in dataclasses.fields(LocalCall)} - {"tensors", "rank", *TABLES}
     plain = {name: source(getattr(call, name), call) for name in sorted(fields)}
     plain |= {"rank": "rank", "causal": repr(bool(call.terms.get("causal", False)))}
     plain |= {"scale": repr(float(call.terms["scale"]))} if "scale" in call.terms else {}
     plain |= {"tensors": f"{{{', '.join(f'{n!r}: given[{n!r}]' for n in further)}}}"}
-    plain |= {name: f"tensor({name}[rank])" for name in TABLES if getattr(call, name) is not None}
+    plain |= {name: f"tensor({name}[rank])" for name in tables if getattr(call, name) is not None}
     return f"SimpleNamespace({', '.join(f'{name}={text}' for name, text in plain.items())})"
