@@ -43,9 +43,7 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
     if not isinstance(tensor, NkiTensor):
         raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tile in SBUF or PSUM")
     storage = tensor._storage
-    if storage.first < 0:
-        storage.first = Clock.now
-    storage.last = Clock.now
+    touch(storage)
     if not storage.on_chip:
         raise PlacementError(
             operand, "a tile in SBUF or PSUM", tensor.buffer.value, "dma_copy it to SBUF"

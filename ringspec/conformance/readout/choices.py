@@ -117,6 +117,8 @@ class Tiles:
 class Choices:
     """All choices of a ring: ``of`` maps the name of each choice to its values.
 
+        ``own`` maps one of KERNELS to the values of choices that differ there; it is empty if none differ.
+
         Each use of a token takes three choices, the token's worker, head and slot: 'q.worker', 'q.head', 'q.slot'. The uses
         are listed in OF_QUERIES and OF_KEYS.
 
