@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -27,6 +27,11 @@ class Mask:
     pattern: Booleans
     cost: float = 1.0
 
+    @cached_property
+    def key(self) -> tuple[tuple[int, ...], bytes]:
+        """What is equal for equal patterns."""
+        return key_of(self.pattern)
+
 
 def masks_of(geometry: Geometry) -> list[Mask]:
     """Return all masks, the correct one first; of masks with the same pattern, only the first is kept."""
@@ -39,10 +44,12 @@ def masks_of(geometry: Geometry) -> list[Mask]:
 
 def number_of(pattern: Booleans, masks: Sequence[Mask]) -> int | None:
     """Return the index of the first mask with this pattern; None if there is none."""
-    for number, one in enumerate(masks):
-        if np.array_equal(pattern, one.pattern):
-            return number
-    return None
+    key = key_of(pattern)
+    return next((number for number, one in enumerate(masks) if one.key == key), None)
+
+
+def key_of(pattern: Booleans) -> tuple[tuple[int, ...], bytes]:
+    return pattern.shape, pattern.tobytes()
 
 
 def document_of(position: Integers, starts: Sequence[int]) -> Integers:

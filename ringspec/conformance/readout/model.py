@@ -67,6 +67,7 @@ OF_CORE = (
     *components("delta_o"), "lse", "delta", "delta_times", "dy_ones", "dlse_times", *components("dlse_of"),
     *OF_DROP, "drop_ds",
 )  # fmt: skip
+OF_DELTA = (*components("delta_dy"), *components("delta_o"))
 OF_DV = (
     *components("dv_dy"), *components("dv_to"), "dv_form", "dv_count", "value_mask", "ds_times", "turned", "adds", "uncleared", "mask", *OF_DROP, "drop_dv",
 )  # fmt: skip
@@ -172,6 +173,15 @@ class Model:
         self.evaluations += 1
         return compute()
 
+    def part(self, name: str, given: Sequence[Any], compute: Callable[[], Any]) -> Any:
+        """Return a part of a table as :meth:`once` does, without counting it; the first value is kept until :meth:`keep`."""
+        kept = self.kept.get(name)
+        if kept is not None and all(map(is_, kept[0], given)):
+            return kept[1]
+        value = compute()
+        self.kept.setdefault(name, (tuple(given), value))
+        return value
+
     def keep(self, choices: Choices) -> None:
         """Keep the scores and blocks of these choices, so that similar choices are computed faster."""
         self.kept.clear()
@@ -192,9 +202,14 @@ class Model:
 
     def index(self, c: Choices, name: str) -> Integers:
         """Return the index, over workers, heads and slots, of the token that the choice ``name`` selects for each pair."""
-        worker, head, slot = (c[x] for x in components(name))
-        of_keys = name in OF_KEYS
-        return (worker * (self.key_heads if of_keys else self.heads) + head) * self.slots + slot
+
+        def compute() -> Integers:
+            heads = self.key_heads if name in OF_KEYS else self.heads
+            return np.asarray((given[0] * heads + given[1]) * self.slots + given[2])
+
+        given = c.several(components(name))
+        found: Integers = self.part(f"index of {name}", given, compute)
+        return found
 
     def row_index(self, c: Choices, name: str) -> Integers:
         """Return the index of the row that the choice ``name`` gives each row, [a, h, i]."""
@@ -697,18 +712,19 @@ class Model:
     def core(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Core:
         """Return scores, p, dp, delta and lse of each pair."""
         s = self.scores(c)
-        g = self.g[self.index(c, "dy"), self.index(c, "v")]
+        at = self.index(c, "dy"), self.index(c, "v")
+        g = self.part("dp", at, lambda: self.g[at])
         dropped = g * self.drop(c)
         g = np.where(NOT_IN_DP[c["drop_ds"]], g, dropped)
         if c["dy_ones"]:
             g, ones = self.summed(forward)
             delta = ones[:, None, :, :, None]
         else:
-            delta = self.delta_of(c, products)
+            rows = (products, *c.several(OF_DELTA))
+            delta = self.part("delta", rows, lambda: self.delta_of(c, products))
         used = self.row_lse(c, s, forward, lse, delta)
         with np.errstate(over="ignore", invalid="ignore"):
-            # A row that saw no key in the forward pass has no p.
-            p = np.where(np.isneginf(s) | np.isneginf(used), 0.0, np.exp(s - used))
+            p = self.part("p", (s, used), lambda: weights_of(s, used))
             row = self.row_delta(c, p, g, forward, delta, used)
             if self.pairs.dlse is not None:
                 row = row - self.dlse(c, self.pairs.dlse)
@@ -778,7 +794,7 @@ class Model:
     def row_lse(self, c: Choices, s: Array, forward: Forward, lse: Array, delta: Array) -> Array:
         """Return the lse, or what is used in its place, [a, b, h, i, 1 or j]."""
         at = self.index(c, "lse_of")
-        saved = lse.reshape(-1)[at]
+        saved = np.asarray(self.part("lse", (lse, at), lambda: lse.reshape(-1)[at]))
         if not c["lse"].any():
             return saved
         m = s.max(axis=4)
@@ -980,6 +996,11 @@ class Model:
         self.sinks = sinks
         self.kept.clear()
         return Gradients(base, ds, ds, dbias, dsinks)
+
+
+def weights_of(s: Array, lse: Array) -> Array:
+    """Return p = exp(s - lse); a row that saw no key in the forward pass has no p."""
+    return np.where(np.isneginf(s) | np.isneginf(lse), 0.0, np.exp(s - lse))
 
 
 def by_token(x: Array) -> Array:

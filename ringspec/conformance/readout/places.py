@@ -301,8 +301,9 @@ def listed(blocks: Booleans, known: Sequence[Place]) -> Place | None:
     None if there are no blocks, if there are more than MOST_LISTED, or if a place in ``known`` has the same blocks.
     """
     table = blocks[:, :, None, None, None]
-    same = any(np.array_equal(table, one.table) for one in known)
-    if same or not 0 < blocks.sum() <= MOST_LISTED:
+    if not 0 < blocks.sum() <= MOST_LISTED:
+        return None
+    if any(np.array_equal(table, one.table) for one in known):
         return None
     names = ", ".join(f"({a}, {b})" for a, b in zip(*np.nonzero(blocks), strict=True))
     return Place(f"{LISTED} {names}", table, 1.5)

@@ -165,25 +165,39 @@ class Problem:
         ]
 
 
-def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
-    """Return the first usual problems for a target with these claims; if there are none, also the reason.
+def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
+    """Return the settings of the problems for a target with these claims; if there are none, also the reason.
 
-    Problems with documents and with other features come last.
+    Those with documents and with other features come last.
     """
-    found, reasons = [], []
+    found: dict[str, list[Setting]] = {}
+    reasons = []
     for setting in USUAL:
-        made = problem_for(setting, claims)
-        if isinstance(made, Problem):
-            found.append(made)
+        shape = unclaimed(setting, claims) or shape_for(claims, setting)
+        if isinstance(shape, str):
+            reasons.append(shape)
         else:
-            reasons.append(made)
+            name = group_of(geometry_for(setting, shape, claims))
+            found.setdefault(name, []).append(setting)
     windows, packed, others, *features = (
-        [one for one in found if group_of(one.pairs.geometry) == name]
-        for name in ("window", "documents", "", *FEATURES)
+        found.get(name, []) for name in ("window", "documents", "", *FEATURES)
     )
     last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
     chosen = [*others[: MOST - min(len(windows), MOST_WINDOWS)], *windows][:MOST]
     return [*chosen, *packed[:1], *chain(*features)], "" if found else f"it needs {last}"
+
+
+def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
+    """Return the problems of :func:`settings_for`; if there are none, also the reason."""
+    settings, reason = settings_for(claims)
+    return [problem_of(setting, claims) for setting in settings], reason
+
+
+def problem_of(setting: Setting, claims: Capabilities) -> Problem:
+    """Return the problem of one of the settings for a target with these claims."""
+    made = problem_for(setting, claims)
+    assert isinstance(made, Problem), made
+    return made
 
 
 def group_of(geometry: Geometry) -> str:

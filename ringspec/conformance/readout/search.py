@@ -91,13 +91,18 @@ def carried(right: Choices, forward: Choices) -> Choices:
 class Match:
     """How far a prediction agrees with what was read, by matrix.
 
-    ``equal``: which elements agree. ``alike`` [a, b, h, i, 2]: which halves of a block's rows agree up to a factor.
-    ``ours``: the prediction.
+    ``equal``: which elements agree. ``ours``: the prediction. ``compared``: the function that computes ``alike``, which
+    most predictions do not need.
     """
 
     equal: dict[str, Booleans]
-    alike: dict[str, Booleans]
     ours: dict[str, Array]
+    compared: Callable[[], dict[str, Booleans]]
+
+    @cached_property
+    def alike(self) -> dict[str, Booleans]:
+        """By matrix, which halves of a block's rows agree up to a factor, [a, b, h, i, 2]."""
+        return self.compared()
 
     @cached_property
     def whole(self) -> bool:
@@ -242,8 +247,8 @@ class Reader:
         equal["V"] = near(seen.through, ours.through, size, tolerance)
         return Match(
             equal,
-            {"A": alike(seen.weights, weights, tolerance)},
             arrays | {"V": ours.through},
+            lambda: {"A": alike(seen.weights, weights, tolerance)},
         )
 
     def forward(self, seen: Seen) -> tuple[Explanation, Choices]:
@@ -612,6 +617,7 @@ class Reader:
         every = {name: getattr(ours, of) for name, of in GRADIENTS_READ.items()}
         arrays = {name: x for name, x in every.items() if x is not None and was[name] is not None}
         equal = {}
+        parts: Array | None = None
         for name, x in arrays.items():
             known = self.judged.get(name)
             if (
@@ -627,14 +633,16 @@ class Reader:
                 size = (weight * np.abs(seen.delta)).sum(axis=2)[..., None]
                 equal[name] = near(was[name], x, np.maximum(np.abs(x), size), self.tolerance)
             else:
-                parts = np.abs(arrays["P"]) * (
-                    self.largest + np.abs(seen.delta)[:, None, :, :, None]
-                )
+                if parts is None:
+                    largest = self.largest + np.abs(seen.delta)[:, None, :, :, None]
+                    parts = np.abs(arrays["P"]) * largest
                 equal[name] = near(was[name], x, np.maximum(np.abs(x), parts), self.tolerance)
         known = self.judged.get("P")
         if known is not None and known[0] is arrays["P"]:
-            return Match(equal, known[1].alike, arrays)
-        return Match(equal, {"P": alike(seen.p, arrays["P"], self.tolerance)}, arrays)
+            same = known[1]
+            return Match(equal, arrays, lambda: same.alike)
+        seen_p = seen.p
+        return Match(equal, arrays, lambda: {"P": alike(seen_p, arrays["P"], self.tolerance)})
 
     def backward_faults(
         self, predict: Predict, choices: Choices, match: Match, last: bool

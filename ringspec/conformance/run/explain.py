@@ -8,7 +8,7 @@ that computes only single blocks is read first as one block, and then as a ring 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,18 +23,25 @@ from ringspec.conformance.readout.block_words import (
     reworded,
     without_ring,
 )
-from ringspec.conformance.readout.problems import Problem, group_of, problems_for
+from ringspec.conformance.readout.problems import (
+    Problem,
+    group_of,
+    problem_of,
+    problems_for,
+    settings_for,
+)
 from ringspec.conformance.readout.proof import read_as, read_proven
 from ringspec.conformance.readout.reading import Reading
+from ringspec.conformance.readout.search import EVALUATIONS
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
 from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
-# The search for an explanation of the first wrong problems may do its usual work. When these have made this many
-# evaluations together, about 3 s, the search in each later problem gets a part of its usual work.
-FIRST_EVALUATIONS, LATER_SHARE = 24_000.0, 0.1
+# What the searches in all problems may do together, in evaluations; about 3 s. The searches of a problem get what
+# those of earlier problems left, but at least this part of their usual work.
+EVALUATIONS_OF_ALL, LEAST_SHARE = 24_000.0, 0.1
 BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
 
 
@@ -131,7 +138,8 @@ def explain_target(target: Target) -> Explained:
     claims = target.capabilities
     if computes_blocks(claims):
         return explain_block(target)
-    problems, reason = problems_for(claims)
+    settings, reason = settings_for(claims)
+    problems = (problem_of(setting, claims) for setting in settings)
     made_of = DENSE if claims.workers == (1,) else RING
     return explanation(target, runs_of(target, problems), reason, made_of)
 
@@ -191,16 +199,17 @@ def explanation(
     return Explained(runs, found, known, made_of=made_of, notes=tuple(dict.fromkeys(notes)))
 
 
-def runs_of(target: Target, problems: Sequence[Problem], earlier: Sequence[Run] = ()) -> list[Run]:
+def runs_of(target: Target, problems: Iterable[Problem], earlier: Sequence[Run] = ()) -> list[Run]:
     """Run problems one after the other; those of a feature only if the others are right."""
     made: list[Run] = []
-    left = FIRST_EVALUATIONS
+    left = EVALUATIONS_OF_ALL
     for problem in problems:
         special = group_of(problem.pairs.geometry) not in ("", "window")
         if special and any(run.reading is not None and not run.right for run in made):
             break
         readings = [run.reading for run in (*earlier, *made) if run.reading]
-        made.append(run_problem(target, problem, readings, 1.0 if left > 0 else LATER_SHARE))
+        share = max(LEAST_SHARE, min(1.0, left / EVALUATIONS))
+        made.append(run_problem(target, problem, readings, share))
         reading = made[-1].reading
         left -= reading.evaluations if reading else 0
     return made
