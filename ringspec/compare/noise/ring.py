@@ -119,18 +119,17 @@ def significant(x: Array, name: str, axis: int) -> Array:
 
 
 def share_of(
-    left: Array, right: Array, upstream: Error, factor: float, recipe: Recipe, grid: bool = False
+    left: Array, right: Array, before: Error, factor: float, recipe: Recipe, grid: bool = False
 ) -> Partial:
-    """Compute left [.., n, m] @ right [.., m, D] times ``factor``, with the errors of left and of the accumulation.
+    """Compute left [.., n, m] @ right [.., m, D] times ``factor``, with the error of the accumulation.
 
-    ``upstream``: the errors of ``left``. ``grid``: True if the product is a number of the accumulator's format, because
-    it is neither scaled nor summed over heads afterwards.
+    ``before``: the error of the result that the errors of ``left`` cause. ``grid``: True if the product is a number of
+    the accumulator's format, because it is neither scaled nor summed over heads afterwards.
     """
     value = left @ right
-    squares = right * right
     count = significant(left, recipe.products, axis=-1)[..., None]
-    own = product_error(value, (left * left) @ squares, count, recipe.products).times(factor)
-    before = Error(upstream.variance @ squares, upstream.bound @ np.abs(right)).times(factor)
+    squares = (left * left) @ (right * right)
+    own = product_error(value, squares, count, recipe.products).times(factor)
     value = value * factor
     made = partial(value, before, spacing(value, recipe.products) if grid else 0.0)
     return Partial(made.value, made.grid, before + own, own)
@@ -164,19 +163,14 @@ def dq_noise(
     truncated: tuple[str, ...],
 ) -> GradientNoise:
     """Predict the noise of dq [G, Sq, D]."""
-    assert head.dz is not None
-    x, y = derivatives(head)
-    sigma = sources.sigma.variance
-    private = pairs.private + pairs.of_ds
-    alone = Error(private.variance + x * x * sigma, private.bound)
     formats = Formats(recipe.products, recipe.tile_dq, recipe.block_gradients, recipe.carried_dq)
-    whole = error_of_dq(head, sources, read, pairs, alone, x, y)
+    of_dz = RowErrors(head, sources, read, pairs)
     sums = Sums(head.q.shape)
     for r in range(geometry.workers):
         queries = geometry.queries(r)
         blocks = (
             [
-                dq_share(head, recipe, queries, keys, pairs.dz + pairs.of_ds)
+                dq_share(head, recipe, queries, keys, of_dz)
                 for keys in geometry.key_tiles(int(b), recipe.tile_k)
             ]
             for b in geometry.order_dq[r]
@@ -185,47 +179,59 @@ def dq_noise(
         total = added_up(blocks, formats)
         if total is not None:
             sums.put((slice(None), queries), total)
-    before = dataclasses.replace(sums.partial(), error=whole + sums.local)
+    every = np.arange(head.q.shape[1]), np.arange(head.k.shape[0])
+    before = dataclasses.replace(sums.partial(), error=of_dz.in_dq(*every) + sums.local)
+    y = derivatives(head)[1]
     mean, g = head.scale * (pairs.mean_dz @ head.k), head.scale * (y @ head.k)
     passed_on = Passed(-read.drift[..., None] * g, read.explained[..., None] * g * g)
     return ended(before, recipe, mean, passed_on, truncated)
 
 
 def dq_share(
-    head: Head, recipe: Recipe, queries: Integers, keys: Integers, of_dz: Error
+    head: Head, recipe: Recipe, queries: Integers, keys: Integers, of_dz: RowErrors
 ) -> Partial:
     assert head.dz is not None
     index = np.ix_(np.arange(head.q.shape[0]), queries, keys)
-    upstream = Error(of_dz.variance[index], of_dz.bound[index])
-    return share_of(head.dz[index], head.k[keys], upstream, head.scale, recipe)
+    before = of_dz.in_dq(queries, keys)
+    return share_of(head.dz[index], head.k[keys], before, head.scale, recipe)
 
 
-def error_of_dq(
-    head: Head,
-    sources: Sources,
-    read: ReadNoise,
-    pairs: PairNoise,
-    alone: Error,
-    x: Array,
-    y: Array,
-) -> Error:
-    """Return the error of dq that the errors of dz cause, by the formula in the module's docstring.
+@dataclass(frozen=True)
+class RowErrors:
+    """The errors of dz, of which the pairs of a row share those of delta and lse."""
 
-    ``alone``: the error of dz that a pair does not share with its row. ``x``, ``y``: the derivatives of dz
-    (:func:`~ringspec.compare.noise.backward.derivatives`).
-    """
-    assert head.dz is not None and head.dp is not None
-    assert head.delta is not None and head.dlse is not None
-    k, scale, total = head.k, head.scale, head.delta + head.dlse
-    g, h = scale * (y @ k), scale * (head.dz @ k)
-    direct = x * head.p * sources.common
-    variance = scale**2 * (alone.variance @ (k * k))
-    variance += g * g * read.delta.variance[..., None] + h * h * read.lse.variance[..., None]
-    variance += 2 * g * h * read.covariance[..., None]
-    variance -= 2 * scale * (g * ((direct * (head.dp - total[..., None])) @ k) + h * (direct @ k))
-    bound = abs(scale) * (alone.bound @ np.abs(k))
-    bound += np.abs(h) * pairs.growth[..., None] + np.abs(g) * read.delta.bound[..., None]
-    return Error(np.maximum(variance, 0.0), bound)
+    head: Head
+    sources: Sources
+    read: ReadNoise
+    pairs: PairNoise
+
+    def in_dq(self, queries: Integers, keys: Integers) -> Error:
+        """Return the error of scale sum_j dz_ij k_jd over ``keys`` [G, queries, D], by the formula in the module's docstring.
+
+        The errors of delta and lse largely cancel where the sum of y k or of dz k over the keys is near 0.
+        """
+        head, read = self.head, self.read
+        assert head.dz is not None and head.dp is not None
+        assert head.delta is not None and head.dlse is not None
+        at = np.ix_(np.arange(head.q.shape[0]), queries, keys)
+        x, y = (one[at] for one in derivatives(head))
+        dz, k, scale = head.dz[at], head.k[keys], head.scale
+        private = self.pairs.private + self.pairs.of_ds
+        alone = private.variance[at] + x * x * self.sources.sigma.variance[at]
+        g, h = scale * (y @ k), scale * (dz @ k)
+        direct = x * head.p[at] * self.sources.common[at]
+        total = (head.delta + head.dlse)[:, queries, None]
+        of_delta, of_lse = (
+            Error(one.variance[:, queries, None], one.bound[:, queries, None])
+            for one in (read.delta, read.lse)
+        )
+        variance = scale**2 * (alone @ (k * k))
+        variance += g * g * of_delta.variance + h * h * of_lse.variance
+        variance += 2 * g * h * read.covariance[:, queries, None]
+        variance -= 2 * scale * (g * ((direct * (head.dp[at] - total)) @ k) + h * (direct @ k))
+        bound = abs(scale) * (private.bound[at] @ np.abs(k))
+        bound += np.abs(h) * self.pairs.growth[:, queries, None] + np.abs(g) * of_delta.bound
+        return Error(np.maximum(variance, 0.0), bound)
 
 
 @dataclass(frozen=True)
@@ -341,9 +347,9 @@ def key_share(
     index = np.ix_(np.arange(left.shape[0]), queries, keys)
     turned = Error(upstream.variance[index].swapaxes(1, 2), upstream.bound[index].swapaxes(1, 2))
     single = left.shape[0] == 1 and factor == 1.0
-    each = share_of(
-        left[index].swapaxes(1, 2), right[:, queries], turned, factor, recipe, grid=single
-    )
+    on = right[:, queries]
+    before = Error(turned.variance @ (on * on), turned.bound @ np.abs(on)).times(factor)
+    each = share_of(left[index].swapaxes(1, 2), on, before, factor, recipe, grid=single)
     return Partial(
         each.value.sum(axis=0),
         each.grid[0] if single else np.where(each.value.sum(axis=0) == 0, np.inf, 0.0),
