@@ -243,7 +243,9 @@ def nan_in(name):
 
 NAN = [
     ("o", "probe/pattern/causal-contiguous-w2-bf16", "query 27"),
-    ("dq", "probe/gradient-pattern/causal-contiguous-w2-bf16", "query 27"),
+    pytest.param(
+        "dq", "probe/gradient-pattern/causal-contiguous-w2-bf16", "query 27", marks=pytest.mark.slow
+    ),
     ("dk", "probe/gradient-pattern/full-contiguous-w2-bf16", "key 27"),
 ]
 
