@@ -190,7 +190,7 @@ BACKWARD = {
     "dv-last": (moved(last, "dv"), "the share of dv is added without padding between them, in a worker's last slots"),
     "dk-unpacked": (moved(unpacked, "dk"), f"the share of dk is added {UNPACKED}"),
 }  # fmt: skip
-FEW = ("all", "slot-own", "end-for-keys", "keys-first", "dk-dv-first")
+FEW = ("all", "slot-own", "end-for-keys", "o-and-lse-first", "dk-dv-first")
 
 
 def test_a_ring_with_padding_is_right():
