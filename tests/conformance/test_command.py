@@ -177,7 +177,15 @@ def test_ctrl_c_ends_the_program(program, call, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "mode", ["segfault", "exit 3", "hang", "print", "endless line", "close stdout", "print after"]
+    "mode",
+    [
+        *("segfault", "hang", "print", "print after"),
+        # Each takes up to five seconds, and the test of its message is not slow.
+        *(
+            pytest.param(mode, marks=pytest.mark.slow)
+            for mode in ("exit 3", "endless line", "close stdout")
+        ),
+    ],
 )
 def test_after_a_failure_the_next_call_has_a_process_of_its_own(program, call, mode):
     target = program(mode, first=1)
@@ -297,7 +305,8 @@ def test_the_log_is_that_of_the_last_call(program, call):
     [
         ("segfault", "crash", "SIGSEGV"),
         ("exit 3", "exit", "exit status 3"),
-        ("hang", "timeout", "no answer within"),
+        # As test_each_fault_of_a_program_is_named_as_exactly_that has it.
+        pytest.param("hang", "timeout", "no answer within", marks=pytest.mark.slow),
         ("print", "garbage", "loading kernel|stdout is for answers"),
         ("truncated", "garbage", "result file"),
         ("mutate", "mutated", "changed the file of its inputs"),

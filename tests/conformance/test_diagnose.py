@@ -31,9 +31,12 @@ from ringspec.render.failures import failure
 
 RIGHT = REFERENCES["bf16"]
 SAMPLE = (
-    "stale-keys", "ring-direction", "dkv-not-home", "block-local-delta", "log2-lse", "diagonal-inclusive",
-    "half-of-diagonal", "positions-not-sharded", "scale-twice-in-dk", "dy-ignored", "delta-missing",
-    "merge-averages", "buffer-reuse", "values-one-step-late", "lse-returned-in-base-2",
+    "stale-keys", "ring-direction", "dkv-not-home", "block-local-delta", "log2-lse", "positions-not-sharded",
+    "dy-ignored", "merge-averages",
+)  # fmt: skip
+MORE = (
+    "diagonal-inclusive", "half-of-diagonal", "scale-twice-in-dk", "delta-missing", "buffer-reuse",
+    "values-one-step-late", "lse-returned-in-base-2",
 )  # fmt: skip
 
 
@@ -42,7 +45,9 @@ def cases():
     return {case.id: case for case in run_cases("core")}
 
 
-@pytest.mark.parametrize("id", SAMPLE)
+@pytest.mark.parametrize(
+    "id", [*SAMPLE, *(pytest.param(id, marks=pytest.mark.slow) for id in MORE)]
+)
 @pytest.mark.parametrize("recipe", ["bf16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_known_bug_is_named_with_its_links(cases, id, recipe):
     record = run_case(
@@ -123,7 +128,8 @@ def test_a_factor_is_not_told_as_a_block_where_the_block_is_all_of_the_result(na
 
 def test_a_run_says_what_most_of_its_diagnoses_say(cases):
     target = MutantTarget(MUTANTS["stale-keys"], "bf16")
-    chosen = [case for id, case in cases.items() if id.startswith("ring/contiguous")]
+    some = ("ring/contiguous-causal", "ring/contiguous-w3")
+    chosen = [case for id, case in cases.items() if id.startswith(some)]
     summary = run(target, chosen, diagnose=Diagnoser())
     found = most_likely(summary.records)
     assert found["id"] == "stale-keys" and found["count"] >= 0.9 * found["of"] >= 4
@@ -175,10 +181,18 @@ DISGUISES = [
     ("last-step-dropped", 1, USUAL, "ring/contiguous-w3"),
     ("ring-direction-of-keys", 0, USUAL, "ring/contiguous-causal-w4"),
     ("plus-inf-lse-of-empty", 0, Way(skips=True, first_as_is=True), "ring/striped-causal-w3"),
-    ("sinks-of-first-head", 0, USUAL, "ring/several-sinks-striped-w4"),
+    pytest.param(
+        "sinks-of-first-head", 0, USUAL, "ring/several-sinks-striped-w4", marks=pytest.mark.slow
+    ),
     ("merge-weights-exchanged", 0, Way(first_as_is=True, tree=True), "ring/contiguous-w4-batches"),
     ("dq-overwritten", None, Way(skips=True), "ring/contiguous-causal-w4"),
-    ("last-step-alone", None, Way(skips=True), "ring/contiguous-causal-w4"),
+    pytest.param(
+        "last-step-alone",
+        None,
+        Way(skips=True),
+        "ring/contiguous-causal-w4",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 

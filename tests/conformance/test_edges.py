@@ -166,7 +166,7 @@ def test_the_reference_passes_all_edges(recipe):
     assert [(r.id, r.message) for r in summary.failures] == []
 
 
-def test_a_target_gets_only_the_values_whose_features_it_claims():
+def test_a_target_gets_only_the_values_whose_features_it_claims(truth_on_demand):
     claims = Capabilities(
         layouts=("zigzag",), workers=(2, 4), masks=("causal", "window"), features=("q-offset",),
         formats=("bfloat16",), head_ratios=(4,), head_dims=(64,), tokens_multiple=8,
@@ -184,7 +184,7 @@ def test_a_target_gets_only_the_values_whose_features_it_claims():
         assert why_not(claims, BY_ID[id].needs_of(claims)) is None
 
 
-def test_inputs_of_edges_do_not_change():
+def test_inputs_of_edges_do_not_change(truth_on_demand):
     digest = hashlib.sha256()
     for case in CASES[::13]:
         for call in case.make(EVERYTHING):

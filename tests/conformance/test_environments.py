@@ -244,7 +244,7 @@ def program_file(folder, site):
 def checked(harness, spec, folder, *options):
     """``ringspec check`` in the environment of the harness: what it prints, and its report."""
     report = folder / "report.jsonl"
-    command = [env.python_of(harness), "-m", "ringspec", "check", spec, "--profile", "core"]
+    command = [env.python_of(harness), "-m", "ringspec", "check", spec, "--profile", "smoke"]
     command += ["--only", CASE, "--report", str(report), "--junit", str(folder / "r.xml"), *options]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env=env.clean(), cwd=folder

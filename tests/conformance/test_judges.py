@@ -111,7 +111,9 @@ ACTS = {
 }
 
 
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize(
+    "act", [pytest.param(x, marks=pytest.mark.slow if "kill" in x else ()) for x in ACTS]
+)
 def test_a_target_that_stops_or_imitates_a_judge_ends_the_run_with_a_sentence(
     act, tmp_path, monkeypatch
 ):

@@ -98,7 +98,7 @@ def test_smoke_asks_a_target_of_long_blocks_and_a_target_of_float32():
          r"keys and values 200-255 changed, o of token 199 \(worker 1\)"),
         (wrong.local_indices, None, "probe/pattern/long-causal-contiguous-w2-d128-bf16",
          "attends to the hidden key 128 of worker 1"),
-        (None, wrong.dq_of_next_worker, "probe/gradient-pattern/long-causal-zigzag-w2-d64-bf16",
+        (None, wrong.dq_of_next_worker, "probe/gradient-pattern/long-causal-zigzag-w2-d128-bf16",
          "dq shows a wrong attention pattern"),
         (None, wrong.dk_one_hop_short, "probe/gradient-pattern/long-causal-striped-w2-d128-bf16",
          "dk shows a wrong attention pattern"),

@@ -50,7 +50,8 @@ def test_a_right_program_passes_and_the_report_has_its_noise(recipe, id):
     assert all(0.4 < ratio < 1.5 for ratio in record.noise["rms"].values())
 
 
-def test_a_scale_that_is_off_by_a_thousandth_is_found_where_bounds_see_it_in_lse_alone():
+def test_a_scale_that_is_off_by_a_thousandth_is_found_where_bounds_see_it_in_lse_alone(monkeypatch):
+    monkeypatch.setattr(noise_judge, "inferred", lambda *given: ())
     record = run_case(Changed("bf16", factor=1.001), CASES[FULL.format("bf16")])
     assert record.outcome == "mismatch"
     assert {one.tensor for one in record.findings if one.kind != "ok"} <= {"lse"}
@@ -87,8 +88,10 @@ def test_dk_and_dv_of_grouped_heads_may_be_added_after_rounding(monkeypatch):
             [noisy(x) for x in named] for named in (result.dk, result.dv)
         ))  # fmt: skip
 
-    assert run_case(Changed("bf16", change), CASES[grouped]).outcome == "pass"
-    record = run_case(Changed("bf16", change), CASES[single])
+    # One reading of the recipe; with its tile size open, others are tried, which takes most of the time.
+    recipe = {"bfloat16": {"base": "bf16", "p_relative_to": "block"}}
+    assert run_case(Changed("bf16", change, recipe=recipe), CASES[grouped]).outcome == "pass"
+    record = run_case(Changed("bf16", change, recipe=recipe), CASES[single])
     assert record.outcome == "mismatch" and "variance" in record.message
 
 

@@ -177,7 +177,7 @@ def test_ids_are_unique_and_well_formed():
     assert all(re.fullmatch(r"probe/[a-z0-9-]+/[a-z0-9-]+", id) for id in BY_ID)
 
 
-def test_ids_and_inputs_do_not_change():
+def test_ids_and_inputs_do_not_change(truth_on_demand):
     """What was published under an id stays; a new case may be added, which changes this digest."""
     digest = hashlib.sha256()
     for case in sorted(CASES[::29], key=lambda case: case.id):
@@ -243,7 +243,9 @@ def nan_in(name):
 
 NAN = [
     ("o", "probe/pattern/causal-contiguous-w2-bf16", "query 27"),
-    ("dq", "probe/gradient-pattern/causal-contiguous-w2-bf16", "query 27"),
+    pytest.param(
+        "dq", "probe/gradient-pattern/causal-contiguous-w2-bf16", "query 27", marks=pytest.mark.slow
+    ),
     ("dk", "probe/gradient-pattern/full-contiguous-w2-bf16", "key 27"),
 ]
 

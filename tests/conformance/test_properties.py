@@ -107,7 +107,7 @@ def test_smoke_has_rings_of_three_workers_and_more_and_no_other_property():
     assert ids == [id for id in BY_ID if id.startswith("property/workers/")] != []
 
 
-def test_ids_and_inputs_do_not_change():
+def test_ids_and_inputs_do_not_change(truth_on_demand):
     """Properties and special cases; a new case may be added, which changes this digest."""
     every = properties.cases()
     assert len({case.id for case in every}) == len(every)

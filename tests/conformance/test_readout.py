@@ -223,8 +223,8 @@ def test_an_explanation_does_not_depend_on_the_speed_of_the_machine(monkeypatch)
 def test_each_search_ends_when_it_has_made_its_evaluations(monkeypatch):
     target = MutantTarget(MUTANTS["other-workers-unwritten"], "float32")
     problem = problems_for(target.capabilities)[0][0]
-    outputs = run_problem(target, problem).outputs
     made, original, share = [], search.explain, 0.01
+    outputs = run_problem(target, problem, share=share).outputs
 
     def counted(model, *given):
         before = model.evaluations

@@ -176,7 +176,7 @@ def test_two_jobs_without_a_name_are_one_job():
 
 
 def test_a_crash_in_one_of_two_jobs_is_its_own():
-    summary = wrong("aborting", jobs=2, profile="core")
+    summary = wrong("aborting", jobs=2, profile="smoke")
     assert [record.outcome for record in summary.records] == ["crash", "crash"]
 
 

@@ -152,7 +152,13 @@ def test_the_call_stands_for_the_problem(feature):
 OTHER = RECIPES["bf16"].replace(name="ours", tile_k=8, carried_dq="bfloat16")
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "nki", "float32", "fp16_partials", OTHER])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *("float32", "fp16_partials", OTHER),
+        *(pytest.param(recipe, marks=pytest.mark.slow) for recipe in ("bf16", "nki")),
+    ],
+)
 def test_the_right_program_fits_under_the_recipe_of_the_assertion(recipe):
     used = recipe_of(recipe)
     x = drawn(8, used.inputs)

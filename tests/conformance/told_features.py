@@ -23,10 +23,10 @@ class Planted:
             return self.ring(call, **self.faults)
 
 
-def told_of(target, feature, layout="contiguous"):
-    """The reading of the problem with a feature."""
+def told_of(target, feature, layout="contiguous", share=1.0):
+    """The reading of the problem with a feature, by a part of the search."""
     problem = problem_for(Setting(feature, layout, ""), target.capabilities)
-    return run_problem(target, problem).reading
+    return run_problem(target, problem, share=share).reading
 
 
 def named(fault):
