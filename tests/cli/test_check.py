@@ -1,5 +1,6 @@
 """``ringspec smoke | check | replay``: exit codes, text, reports, and the same run under pytest."""
 
+import functools
 import json
 import os
 import re
@@ -15,7 +16,9 @@ from click.testing import CliRunner
 
 import ringspec
 from ringspec.cli import main
+from ringspec.cli.commands import check_run
 from ringspec.cli.shared import progress as vectors_bar
+from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.report.report import read_report
 
 TARGETS = '''
@@ -71,8 +74,19 @@ closing = Closing("closing", lambda call, result: result)
 nothing = Changed("nothing", None)
 nothing.capabilities = Capabilities(operations=("merge",), formats=("float16",))
 '''
-ONLY = ("--only", "ring/*-causal-w2", "--only", "attention/plain", "--only", "ring/q-*-w8")
+ONLY = ("--only", "ring/*-causal-w2", "--only", "attention/plain")
 WRONG = "ring/zigzag-causal-w2"
+
+
+@functools.cache
+def known_cases(profile):
+    return tuple(run_cases(profile))
+
+
+@pytest.fixture(autouse=True)
+def cases_are_made_once(monkeypatch):
+    """They are always the same; calls in this process need not make a thousand again."""
+    monkeypatch.setattr(check_run, "run_cases", lambda profile: list(known_cases(profile)))
 
 
 @pytest.fixture
@@ -89,12 +103,15 @@ def call(*arguments, code=0):
     return result
 
 
-def check(spec, *arguments, code=0, timeout=0):
-    return call("check", spec, "--profile", "smoke", "--timeout", timeout, *arguments, code=code)
+def check(spec, *arguments, code=0, timeout=0, only=ONLY):
+    """Some cases of profile smoke."""
+    given = ("--profile", "smoke", "--timeout", timeout, *only, *arguments)
+    return call("check", spec, *given, code=code)
 
 
 def test_a_right_target_passes_and_the_headline_says_of_how_many(target):
-    result = check(target("good"))
+    parts = ("ring/*", "attention/*", "merge/*")
+    result = check(target("good"), only=[word for part in parts for word in ("--only", part)])
     last = result.stdout.splitlines()[-1]
     assert last.startswith("passed ") and last.endswith(" claimed, 0 not claimed")
     words = last.split()
@@ -238,8 +255,8 @@ def test_timeout_0_serves_a_debugger_on_the_terminal(tmp_path):
     (tmp_path / "debugged.py").write_text(DEBUGGED)
     code, _, shown = on_terminal(
         tmp_path,
-        *("check", "debugged.py:mine", "--timeout", 0, "--only", "ring/zigzag-causal-w2"),
-        *("--report", "r.jsonl"),
+        *("check", "debugged.py:mine", "--profile", "smoke", "--timeout", 0),
+        *("--only", "ring/zigzag-causal-w2", "--report", "r.jsonl"),
         typed=(b"p 6 * 7, call.workers\n", b"c\n"),
     )
     assert code == 0, shown
@@ -284,11 +301,22 @@ def test_timeout_0_serves_a_debugger_of_one_torch_rank(tmp_path, monkeypatch):
     assert "(Pdb)" in shown and "(42, 4, 2)" in shown
 
 
-@pytest.mark.parametrize("seconds", [0, 60])
-@pytest.mark.parametrize("line", ["os._exit(0)", "os.write(2, b'x'); os.kill(os.getpid(), 9)"])
+EXITS, IS_KILLED = "os._exit(0)", "os.write(2, b'x'); os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        (EXITS, 0),
+        (IS_KILLED, 60),
+        pytest.param(EXITS, 60, marks=pytest.mark.slow),
+        pytest.param(IS_KILLED, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_an_end_of_the_process_while_the_target_is_loaded_is_status_2(tmp_path, seconds, line):
     (tmp_path / "ends.py").write_text(f"import os\n{line}\nmine = 1\n")
-    done = run_program("check", "ends.py:mine", "--timeout", str(seconds), cwd=tmp_path)
+    given = ("--profile", "smoke", "--timeout", str(seconds))
+    done = run_program("check", "ends.py:mine", *given, cwd=tmp_path)
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert done.stdout == "" and "expected a target ends.py:mine that can be loaded" in done.stderr
     assert ("exit status 0" if "_exit" in line else "SIGKILL") in done.stderr
@@ -394,8 +422,8 @@ def test_a_pattern_of_expected_failures_holds_with_exactly_its_count(target, tmp
     pattern, known = "ring/*-causal-w2", tmp_path / "known.toml"
     for count, code in ((1, 0), (2, 1)):
         known.write_text(f'["{pattern}"]\ncount = {count}\nreason = "dk is doubled"\n')
-        given = ("--only", pattern, "--expected-failures", known)
-        result = check(target("wrong"), *given, code=code)
+        given = ("--expected-failures", known)
+        result = check(target("wrong"), *given, code=code, only=("--only", pattern))
         assert "; 1 expected failure" in result.stdout.splitlines()[-1]
         assert ("unexpected pass: 2 of the " in result.stdout) is (code == 1)
 
@@ -454,6 +482,7 @@ def run_pytest(folder, *arguments):
         [str(Path(ringspec.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     )
     options = ("-p", "ringspec.conformance.pytest.plugin", "-p", "no:cacheprovider", "-q")
+    options += ("-k", "ring/ and -causal-w2 or attention/plain")  # the cases of ONLY
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--pyargs", "ringspec.conformance", *arguments],
         cwd=folder,
@@ -469,7 +498,7 @@ def test_pytest_runs_the_same_cases_with_the_same_verdicts(target, tmp_path):
     chosen = read_report(tmp_path / "r.jsonl")
     ran = run_pytest(tmp_path, "--ringspec-target", "mine.py:wrong", "--ringspec-profile", "smoke")
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    assert chosen.footer["headline"] in ran.stdout
+    assert chosen.footer["headline"] in ran.stdout and len(chosen.records) >= 4
     failed = {
         line.split("[", 1)[1].split("]")[0]
         for line in ran.stdout.splitlines()
@@ -480,7 +509,9 @@ def test_pytest_runs_the_same_cases_with_the_same_verdicts(target, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "code"), [("good", 0), ("nothing", 5), ("no_such", 2), (None, 2)], ids=str
+    ("name", "code"),
+    [("good", 0), ("nothing", 5), pytest.param("no_such", 2, marks=pytest.mark.slow), (None, 2)],
+    ids=str,
 )
 def test_the_exit_code_of_pytest(target, tmp_path, name, code):
     given = [] if name is None else ["--ringspec-target", target(name)]

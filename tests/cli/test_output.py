@@ -82,7 +82,7 @@ def on_a_terminal(words, **environment):
         (("simulate", "--workers", 3), b"agrees"),
         (("schedule", "--workers", 3), b"(0)"),
         (("plan", "--workers", 512, "--length", 4096), b"of the time is wasted"),
-        (("replay", "reference-bf16", "attention/plain"), b"pass"),
+        (("replay", "reference-bf16", "attention/plain", "--timeout", 0), b"pass"),
     ],
     ids=lambda x: x[0] if isinstance(x, tuple) else "",
 )

@@ -215,7 +215,7 @@ def test_unlike_shapes_are_refused():
         examine("dq", truth[:, :1], truth, noise, allowance=BF16)
 
 
-@pytest.mark.parametrize("pattern", ["slope", "temperature"])
+@pytest.mark.parametrize("pattern", ["slope", pytest.param("temperature", marks=pytest.mark.slow)])
 def test_what_is_called_detectable_is_detected_with_the_power_that_is_stated(pattern):
     truth, direction, noise = problem(2, shape=(1, 1, 128, 16))
     want = truth if pattern == "slope" else direction

@@ -101,8 +101,8 @@ def known_cases(profile: str) -> list[RunCase]:
 
 
 @contextlib.contextmanager
-def fast_judge() -> Iterator[None]:
-    """Predict once for all members of a case, and infer no recipe after an alarm."""
+def predicts_once() -> Iterator[None]:
+    """Predict once for all members of a case."""
     predict, known = noise_judge.predict, {}
 
     def predicted(
@@ -116,10 +116,14 @@ def fast_judge() -> Iterator[None]:
             known[key] = predict(attention, recipe, geometry, **more), attention
         return known[key][0]
 
-    with (
-        mock.patch.object(noise_judge, "predict", predicted),
-        mock.patch.object(noise_judge, "inferred", lambda *_: ()),
-    ):
+    with mock.patch.object(noise_judge, "predict", predicted):
+        yield
+
+
+@contextlib.contextmanager
+def fast_judge() -> Iterator[None]:
+    """Predict once for all members of a case, and infer no recipe after an alarm."""
+    with predicts_once(), mock.patch.object(noise_judge, "inferred", lambda *_: ()):
         yield
 
 

@@ -23,7 +23,16 @@ BY_ROW = ("o", "dq", "dk", "dv")
 MAKERS = (*FEATURES, *HARD)
 # Uniform weights of float64 numbers: a scale may be a midpoint of float64, which is not proven.
 TIES_OF_SCALES = ("uniform_rows", "equal_sinks_and_scores", "softcap_on_ties", "zero_scale")
-every_maker = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+# All features and every second hard case; the slow tests have them all.
+FAST_MAKERS = (*FEATURES, *HARD[::2])
+every_maker = pytest.mark.parametrize(
+    "maker",
+    [
+        pytest.param(maker, marks=() if maker in FAST_MAKERS else pytest.mark.slow)
+        for maker in MAKERS
+    ],
+    ids=lambda maker: maker.__name__,
+)
 
 
 def exact_problem(problem: Problem) -> exact.Problem:

@@ -66,8 +66,15 @@ def worst_of(given: Given, bits: int) -> float:
     return worst(balls_of(given, bits), reference.value, reference.radius)
 
 
-@every_precision
-@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize(
+    ("maker", "bits"),
+    [
+        pytest.param(maker, bits, marks=() if bits == 96 else pytest.mark.slow)
+        for maker in MAKERS
+        for bits in (96, 256)
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_every_interval_holds_the_true_value(maker, bits):
     assert worst_of(maker(np.random.default_rng(11), "bfloat16"), bits) <= 1
 

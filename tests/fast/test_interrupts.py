@@ -64,7 +64,7 @@ def sweep(name, chosen):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_after_an_interrupt_at_any_line_nothing_is_left_and_the_next_call_is_right(name):
-    sweep(name, lambda lines: random.Random(name).sample(range(1, lines + 1), 8))
+    sweep(name, lambda lines: random.Random(name).sample(range(1, lines + 1), 4))
 
 
 @pytest.mark.slow
@@ -75,7 +75,8 @@ def test_after_an_interrupt_at_every_line_nothing_is_left_and_the_next_call_is_r
 
 
 @pytest.mark.parametrize(
-    "stride", [pytest.param(5, id="fifth"), pytest.param(1, id="every", marks=pytest.mark.slow)]
+    "stride",
+    [pytest.param(15, id="fifteenth"), pytest.param(1, id="every", marks=pytest.mark.slow)],
 )
 def test_an_interrupt_at_a_line_of_one_call_of_tasks_waits_for_those_that_have_begun(stride):
     """Of 12 tasks none begins after the call has ended, and none is cut off."""
@@ -243,7 +244,7 @@ def fork_under_load(times):
 
 @needs_fork
 def test_children_of_forks_under_load_compute_and_end():
-    fork_under_load(20)
+    fork_under_load(8)
 
 
 @needs_fork
@@ -354,7 +355,7 @@ class Machine(RuleBasedStateMachine):
         nothing_is_left()
 
 
-Machine.TestCase.settings = settings(max_examples=3, stateful_step_count=10, deadline=None)
+Machine.TestCase.settings = settings(max_examples=2, stateful_step_count=8, deadline=None)
 TestRingsInterruptsForksAndChanges = Machine.TestCase
 
 

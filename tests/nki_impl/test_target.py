@@ -71,7 +71,15 @@ def test_the_package_registers_the_target(name: str) -> None:
     assert TARGETS[name].name == name
 
 
-@pytest.mark.parametrize("name", TARGETS)
+# Two cores give the bits of one, as a test below says; every_claimed_case runs both.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nki_impl",
+        pytest.param("nki_impl-lnc2", marks=pytest.mark.slow),
+        "nki_impl-official",
+    ],
+)
 def test_the_smoke_cases_pass(name: str) -> None:
     summary = run(TARGETS[name], cases("smoke"))
     assert summary.exit_code == 0
@@ -124,7 +132,7 @@ def test_masks_that_become_bounds_pass(name: str) -> None:
 def test_a_case_of_each_feature_that_becomes_bounds_passes(kind: str) -> None:
     ids = [id for id in claimed(nki_impl, "core") if kind in id and not id.startswith("noise/")]
     assert ids
-    summary = run(nki_impl, cases("core"), only=ids[-3:])
+    summary = run(nki_impl, cases("core"), only=[ids[0], ids[-1]])
     assert [record.id for record in summary.failures] == []
 
 

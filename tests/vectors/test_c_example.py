@@ -20,7 +20,7 @@ STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 CAUGHT = 99
 FLOATS = ("float64", "float32", "bfloat16", "float16")
-PARTS = 8  # of the core set, one test each
+PARTS, FAST = 8, 2  # of the core set, one test each; a part has every eighth case
 
 pytestmark = pytest.mark.external("cc")
 
@@ -388,7 +388,10 @@ def judge(program, folder, name, x, place, got):
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(n, marks=() if n < FAST else pytest.mark.slow) for n in range(PARTS)],
+)
 def test_it_judges_every_expected_tensor_of_the_core_set(tmp_path, program, part):
     core, judged = open_set("core"), 0
     for id in core.ids[part::PARTS]:
