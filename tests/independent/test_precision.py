@@ -42,8 +42,8 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def diagnosed():
-    """The diagnosis of a fault on a call of 192 tokens and one head, alarm or none."""
-    call = noise_call("names", "bf16", 4, "contiguous", "causal", tokens=192, head_dim=32, heads=1)
+    """The diagnosis of a fault on a call of 192 tokens, alarm or none."""
+    call = noise_call("names", "bf16", 4, "contiguous", "causal", tokens=192, head_dim=32)
     found = {}
 
     def of(fault):
