@@ -226,7 +226,7 @@ def ndarray(
     :class:`~nki_impl.sim.errors.CapacityError` when SBUF or PSUM is full.
     """
     out = _new_tensor(shape, dtype, buffer, name, address)
-    out.storage.maker = _sys._getframe(1).f_code
+    out._storage.maker = _sys._getframe(1).f_code
     return out
 
 

@@ -67,9 +67,9 @@ def transpose_through_matmul(
             "dst", f"{stationary.dtype} as stationary has, or float32", dst.dtype, "allocate it so"
         )
     holes = unwritten(stationary)
-    write(dst, to_float32(flat(stationary.array)).T)
+    write(dst, to_float32(flat(stationary._array)).T)
     if holes is not None:
-        keep_holes(dst, flat(holes).T.reshape(dst.array.shape))
+        keep_holes(dst, flat(holes).T.reshape(dst._array.shape))
 
 
 def warn_of_narrow_psum(dst: NkiTensor) -> None:

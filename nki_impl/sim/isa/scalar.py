@@ -111,7 +111,7 @@ def _activate(
     if idle is not None:
         idle.mark(dst)
     store_registers(core, "scalar", reduce_res, values.shape[0])
-    core.count("scalar", dst.array.size)
+    core.count("scalar", dst._array.size)
 
 
 def _affine(

@@ -93,7 +93,7 @@ class Loops:
 
     def refuse_ended(self, tensor: NkiTensor, operation: str | None = None) -> None:
         """Raise :class:`UnsupportedError` if the iteration that allocated ``tensor`` has ended."""
-        if self.places.get(tensor.storage, (0, 0)) is None:
+        if self.places.get(tensor._storage, (0, 0)) is None:
             raise UnsupportedError(
                 tensor.name or "a tensor",
                 "tensors that a loop body allocates are used only in that iteration",
@@ -104,17 +104,17 @@ class Loops:
 
     def allocated(self, tensor: NkiTensor) -> None:
         """Record an allocation in the innermost running loop."""
-        if self.running and tensor.storage not in self.places:
+        if self.running and tensor._storage not in self.places:
             trace = self.running[-1]
-            self.places[tensor.storage] = (len(self.running), trace.made)
-            trace.storages.append(ref(tensor.storage))
+            self.places[tensor._storage] = (len(self.running), trace.made)
+            trace.storages.append(ref(tensor._storage))
             trace.made += 1
 
     def _described(self, value: Any) -> Any:
         """Return what the compiler knows of an operand while it traces; equal for equal operands."""
         if isinstance(value, NkiTensor):
             self.refuse_ended(value)
-            place = self.places.get(value.storage) or id(value.storage)
+            place = self.places.get(value._storage) or id(value._storage)
             text: Entry = (place, value.shape, value.dtype.name, value.strides, value.byte_offset)
             if value.dynamic is not None:
                 dynamic = value.dynamic
