@@ -32,11 +32,15 @@ class Dynamic:
     limit: int
 
 
-def view_of(base: NkiTensor, array: NDArray, dtype: DType) -> NkiTensor:
-    """Return a tensor on the storage of ``base``; ``array`` holds its elements."""
+def view_of(base: NkiTensor, array: NDArray, dtype: DType, start: int | None = None) -> NkiTensor:
+    """Return a tensor on the storage of ``base``; ``array`` holds its elements.
+
+    ``start``: the distance of its first element from that of the storage in bytes, if the caller knows it.
+    """
     out = object.__new__(type(base))
     out._storage = base._storage
     out._array = array
+    out._start = start
     out.dtype = dtype
     out.dynamic = None
     out.whole = False
