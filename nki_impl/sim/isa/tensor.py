@@ -31,7 +31,7 @@ from nki_impl.sim.tensor.access import (
     tile,
     write,
 )
-from nki_impl.sim.tensor.dtypes import round_once, to_float32
+from nki_impl.sim.tensor.dtypes import float32, round_once, to_float32
 from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
 from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
@@ -205,8 +205,10 @@ def accumulate_product(
     whole = storage.started is True
     started = None if whole else over(dst, storage.started_mask(), storage.dtype.itemsize)
     if started is None or started.all():
-        np.add(product, held, out=product)
-        target[...] = round_once(product, dst.dtype)
+        if dst.dtype is float32:
+            np.add(product, held, out=target)
+        else:
+            target[...] = round_once(product + held, dst.dtype)
     elif accumulate is None:
         if started.any():
             product = np.where(started, product + np.where(started, held, 0), product)

@@ -51,25 +51,30 @@ class MemoryRegion(Enum):
     shared_hbm = "shared_hbm"
 
 
-_spare: dict[int, list[NDArray[np.uint8]]] = {}
-"""The bytes of freed on-chip tensors, by size, for the next tensors. Fresh memory costs a page fault for every 4 KiB,
-which together take as long as a small matrix product."""
+_spare: dict[int, list[tuple[NDArray[np.uint8], int]]] = {}
+"""The bytes of freed on-chip tensors and their address, by size, for the next tensors. Fresh memory costs a page fault
+for every 4 KiB, which together take as long as a small matrix product."""
 _MOST_SPARE = 32
 """The largest number of entries for one size."""
 _ONLY_HERE = 2
 """The reference count of an object that only one attribute (and the call that counts) refers to."""
 
 
-def _new_bytes(size: int) -> NDArray[np.uint8]:
+def _new_bytes(size: int) -> tuple[NDArray[np.uint8], int]:
+    """Return ``size`` bytes with any content, and their address."""
     held = _spare.get(size)
-    return held.pop() if held else np.empty(size, np.uint8)
+    if held:
+        return held.pop()
+    fresh = np.empty(size, np.uint8)
+    return fresh, fresh.__array_interface__["data"][0]
 
 
 class Storage:
     """One allocation of ``shape`` and ``dtype`` in ``buffer``.
 
     ``raw``: the bytes. ``missing``: the number of units that were never written. ``mask``: a bool for each ``unit``
-    bytes, True if written; None if nothing or everything has been written. ``started`` (PSUM): the elements whose last
+    bytes, True if written; None if nothing or everything has been written. ``alike``: ``mask`` has only the entries of
+    one partition, because they are the same in all: most instructions write all partitions of an on-chip tensor. ``started`` (PSUM): the elements whose last
     write was by a matmul; None if there are none, True if all are. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
     ``read_only``: True for kernel inputs, which cannot be written. ``placed``: (partition, byte) if the kernel chose the
     address. ``rivals``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`. ``maker``: the code of the
@@ -78,7 +83,7 @@ class Storage:
 
     __slots__ = (
         "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
-        "read_only", "missing", "mask", "unit", "started", "account", "placed", "banks", "on_chip",
+        "read_only", "missing", "mask", "alike", "unit", "started", "account", "placed", "banks", "on_chip",
         "free_size", "partition_bytes", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "maker", "__weakref__",
     )  # fmt: skip
 
@@ -94,8 +99,7 @@ class Storage:
         self.dtype = dtype
         self.shape = shape
         self.size = math.prod(shape)
-        self.raw: NDArray[np.uint8] = _new_bytes(self.size * dtype.itemsize)
-        self.base = self.raw.__array_interface__["data"][0]
+        self.raw, self.base = _new_bytes(self.size * dtype.itemsize)
         self.name = name
         self.owner = owner
         self.is_input = False
@@ -103,6 +107,7 @@ class Storage:
         self.read_only = False
         self.missing = self.size
         self.mask: NDArray[np.bool_] | None = None
+        self.alike = False
         self.unit = dtype.itemsize
         self.started: NDArray[np.bool_] | bool | None = None
         self.account: CoreMemory | None = None
@@ -122,10 +127,20 @@ class Storage:
         """The race detector's records of this storage."""
 
     def written_mask(self) -> NDArray[np.bool_]:
-        """Return the mask of written elements, one bool per ``unit`` bytes; create it if necessary."""
+        """Return the mask of written elements, one bool per ``unit`` bytes of all partitions; create it if necessary."""
         if self.mask is None:
             self.mask = np.full(self.raw.size // self.unit, self.missing == 0)
+        elif self.alike:
+            self.mask = np.tile(self.mask, self.shape[0])
+        self.alike = False
         return self.mask
+
+    def partition_mask(self) -> NDArray[np.bool_] | None:
+        """Return the mask of one partition if it holds for all of them, or None; create it if nothing was written."""
+        if self.mask is None:
+            self.mask = np.zeros(self.partition_bytes // self.unit, np.bool_)
+            self.alike = True
+        return self.mask if self.alike else None
 
     def started_mask(self) -> NDArray[np.bool_]:
         """Return the mask of elements whose last write was by a matmul; create it if necessary."""
@@ -156,7 +171,7 @@ class Storage:
             if sys.getrefcount(self.raw) == _ONLY_HERE:
                 spare = _spare.setdefault(self.raw.size, [])
                 if len(spare) < _MOST_SPARE:
-                    spare.append(self.raw)
+                    spare.append((self.raw, self.base))
 
 
 class CoreMemory:
@@ -200,9 +215,9 @@ class CoreMemory:
             self.lifetimes.ended.append(
                 Life(storage.first, storage.last, storage.partition_bytes, psum)
             )
-        for bank, count in storage.banks.items():
-            self.psum_live[bank] -= count
         if storage.buffer is not MemoryRegion.sbuf:
+            for bank, count in storage.banks.items():
+                self.psum_live[bank] -= count
             return
         if storage.placed is None:
             self.sbuf_live -= storage.partition_bytes
@@ -324,7 +339,7 @@ def check_shape(shape: tuple[int, ...], buffer: MemoryRegion) -> None:
     :class:`ShapeError` for a length below 1.
     """
     for n in shape or (0,):
-        if not isinstance(n, (int, np.integer)) or n < 1:
+        if type(n) is not int and not isinstance(n, (int, np.integer)) or n < 1:
             raise ShapeError(
                 "shape", "positive integers, at least one", shape, "pass a tuple of lengths"
             )

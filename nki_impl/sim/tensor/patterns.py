@@ -127,6 +127,26 @@ def over(tensor: NkiTensor, shadow: NDArray, unit: int) -> NDArray:
     return np.ndarray(shape, shadow.dtype, shadow, start, strides)
 
 
+def over_each(tensor: NkiTensor, shadow: NDArray, unit: int) -> NDArray | None:
+    """Return :func:`over` for a ``shadow`` of one on-chip partition, which is repeated for all partitions of ``tensor``.
+
+    Returns None unless the first dimension of ``tensor`` is the partitions, and no other one reaches into the next
+    partition, as an access pattern may.
+    """
+    width = tensor.dtype.itemsize // unit
+    array, size = tensor._array, shadow.itemsize
+    if array.shape[0] > 1 and array.strides[0] != tensor._storage.partition_bytes:
+        return None
+    shape, strides = array.shape, (0, *[s // unit * size for s in array.strides[1:]])
+    if width > 1:
+        shape, strides = (*shape, width), (*strides, size)
+    start = tensor.byte_offset % tensor._storage.partition_bytes // unit * size
+    try:
+        return np.ndarray(shape, shadow.dtype, shadow, start, strides)
+    except (ValueError, TypeError):  # NumPy checks the bounds
+        return None
+
+
 def access_pattern(
     base: NkiTensor,
     pattern: list[list[int]],
