@@ -280,6 +280,7 @@ def tensor_scalar(
             values = _scalar_step(values, first, operand0, "operand0", reverse0, True, out, idle)
         else:
             values = _scalar_step(values, first, operand0, "operand0", reverse0, True, None, idle)
+            out = values if out is None else out
             values = _scalar_step(values, second, operand1, "operand1", reverse1, True, out, idle)
         write(dst, values)
         idle.mark(dst)
@@ -331,6 +332,8 @@ def scalar_tensor_tensor(
     values = read_flat(data, "data", idle)
     values = _scalar_step(values, first, operand0, "operand0", reverse0, False, None, idle)
     out = result_array(dst, values.shape)
+    if out is None:
+        out = values  # which the first step made
     write(dst, combine(second, values, read_flat(operand1, "operand1", idle), reverse1, out=out))
     idle.mark(dst)
     core.count("vector", dst._array.size)
