@@ -67,21 +67,26 @@ def plain_offset(array: NDArray, on_chip: bool, key: Any) -> int | None:
         return None
     if on_chip and type(key[0]) is not slice:
         return None
-    offset, rank = 0, array.ndim
-    for one, size, stride in zip(key, array.shape, array.strides, strict=False):
+    shape, strides = array.shape, array.strides
+    offset, rank = 0, len(shape)
+    for dim, one in enumerate(key):
         if type(one) is slice:
             first, last = one.start, one.stop
+            if one.step is not None:
+                return None
             if first is None:
+                if last is None:
+                    continue
                 first = 0
-            if last is None:
-                last = size
-            if type(first) is not int or type(last) is not int or one.step is not None:
+            elif last is None:
+                last = shape[dim]
+            if type(first) is not int or type(last) is not int:
                 return None
-            if not 0 <= first < last <= size:
+            if not 0 <= first < last <= shape[dim]:
                 return None
-            offset += first * stride
-        elif type(one) is int and 0 <= one < size:
-            offset += one * stride
+            offset += first * strides[dim]
+        elif type(one) is int and 0 <= one < shape[dim]:
+            offset += one * strides[dim]
             rank -= 1
         else:
             return None
