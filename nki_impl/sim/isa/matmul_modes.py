@@ -21,6 +21,8 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 def perf_mode_of(given: Any) -> matmul_perf_mode:
     """Return the mode that ``given`` means: a member of matmul_perf_mode, or its name, which AWS's library passes."""
+    if isinstance(given, matmul_perf_mode):
+        return given
     try:
         return matmul_perf_mode(given)
     except ValueError:

@@ -281,8 +281,8 @@ def _make_cores(machine: Machine, target: str, grid: int, only_warn: bool) -> li
 
 def _step_from_now(machine: Machine, cores: list[Core]) -> None:
     """Let every core see at its next instruction that the run was interrupted."""
-    for core in cores:
-        core.on_instruction = functools.partial(_step, machine, core.worker)
+    for core, worker in zip(cores, machine.workers, strict=True):
+        core.on_instruction = functools.partial(_step, machine, worker)
 
 
 def _step(machine: Machine, worker: Worker, core: Core) -> None:

@@ -74,7 +74,8 @@ class Storage:
 
     ``raw``: the bytes. ``missing``: the number of units that were never written. ``mask``: a bool for each ``unit``
     bytes, True if written; None if nothing or everything has been written. ``alike``: ``mask`` has only the entries of
-    one partition, because they are the same in all: most instructions write all partitions of an on-chip tensor. ``started`` (PSUM): the elements whose last
+    one partition, because they are the same in all: most instructions write all partitions of an on-chip tensor. ``widened``: float32 copies of
+    matmul operands (see :func:`~nki_impl.sim.tensor.access.read_operand`); None after each write. ``started`` (PSUM): the elements whose last
     write was by a matmul; None if there are none, True if all are. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
     ``read_only``: True for kernel inputs, which cannot be written. ``placed``: (partition, byte) if the kernel chose the
     address. ``rivals``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`. ``maker``: the code of the
@@ -84,7 +85,8 @@ class Storage:
     __slots__ = (
         "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "alike", "unit", "started", "account", "placed", "banks", "on_chip",
-        "free_size", "partition_bytes", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "maker", "__weakref__",
+        "free_size", "partition_bytes", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "maker",
+        "widened", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +110,7 @@ class Storage:
         self.missing = self.size
         self.mask: NDArray[np.bool_] | None = None
         self.alike = False
+        self.widened: dict[tuple[object, ...], NDArray[np.float32] | None] | None = None
         self.unit = dtype.itemsize
         self.started: NDArray[np.bool_] | bool | None = None
         self.account: CoreMemory | None = None

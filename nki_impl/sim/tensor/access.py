@@ -32,6 +32,9 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 Array = NDArray
 
+_MOST_WIDENED = 32
+"""The largest number of operands of one storage that are known by :func:`read_operand`; it bounds the memory."""
+
 
 def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
     """Return ``tensor`` as an on-chip tile that a compute engine can address, with a dynamic scalar index resolved.
@@ -251,6 +254,29 @@ def read(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
     return to_float32(tensor._array)
 
 
+def read_operand(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
+    """Return what :func:`read` returns, for an on-chip operand that several matmuls may read: a tile of keys, for example.
+
+    The second conversion of the same elements to float32 is kept until the storage is written or freed. The first is
+    not, because most operands are read once, and fresh memory for each of them would push others out of the cache.
+    """
+    storage = tensor._storage
+    if storage.missing:
+        check_read(tensor, operand)
+    array = tensor._array
+    if tensor.dtype is float32:
+        return array
+    key = (tensor.byte_offset, array.shape, array.strides, tensor.dtype.name)
+    known = storage.widened
+    if known is None or len(known) == _MOST_WIDENED:
+        known = storage.widened = {}
+    held = known.get(key)
+    if held is None:
+        held = to_float32(array)
+        known[key] = held if key in known else None
+    return held
+
+
 def check_write(tensor: NkiTensor, operand: str) -> None:
     """Raise :class:`OutputError` if the tensor is read-only; otherwise notify the race detector."""
     storage = tensor._storage
@@ -286,6 +312,7 @@ def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
         exact = rounds_on_store(values, tensor.dtype)
         array[...] = values if exact else round_once(values, tensor.dtype)
     storage = tensor._storage
+    storage.widened = None
     if storage.missing:
         mark_written(tensor)
     if storage.started is not None:
@@ -312,6 +339,7 @@ def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "ds
     check_write(dst, operand)
     np.copyto(dst._array, values, where=chosen)
     storage = dst._storage
+    storage.widened = None
     if storage.missing:
         mask = _mask(dst)
         mask[...] |= chosen[..., None] if mask.ndim > dst.ndim else chosen

@@ -87,7 +87,7 @@ class NkiTensor(NKIObject):
     ) -> None:
         self._storage = storage
         self.dtype = dtype
-        self._array = storage.raw.view(dtype.storage).reshape(shape)
+        self._array = np.ndarray(shape, dtype.storage, storage.raw)
         self._start = 0
         self.dynamic = None
         self.whole = True
