@@ -36,9 +36,8 @@ import numpy as np
 from nki_impl.sim.errors import DtypeError, DynamicValueError, UnsupportedError
 from nki_impl.sim.machine.core import Core, current
 from nki_impl.sim.machine.python_state import difference, state_of
-from nki_impl.sim.memory.allocate import new_tensor as _new_tensor
 from nki_impl.sim.memory.registers import VirtualRegister
-from nki_impl.sim.memory.storage import MemoryRegion, Storage
+from nki_impl.sim.memory.storage import Storage
 from nki_impl.sim.tensor.views import NkiTensor
 
 Entry = tuple[Any, ...]
@@ -125,21 +124,6 @@ class Loops:
         if value is None or isinstance(value, (bool, int, float, str, np.number, Enum)):
             return repr(value)
         return type(value).__name__, getattr(value, "__name__", "")
-
-
-def new_tensor(
-    shape: Any,
-    dtype: Any,
-    buffer: Any = MemoryRegion.sbuf,
-    name: str | None = "",
-    address: Any = None,
-) -> NkiTensor:
-    """Allocate a tensor (:func:`nki_impl.sim.memory.allocate.new_tensor`), and record it in the loop around it."""
-    tensor = _new_tensor(shape, dtype, buffer, name, address)
-    loops = current().loops
-    if loops is not None:
-        loops.allocated(tensor)
-    return tensor
 
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any], None], step: Any = 1) -> None:

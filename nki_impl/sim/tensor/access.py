@@ -194,10 +194,16 @@ def _mark_columns(tensor: NkiTensor) -> bool:
         storage.split_mask(tensor.dtype.itemsize)
         whole = storage.mask
         assert whole is not None
-    marks = over_each(tensor, whole, storage.unit)
-    if marks is None:
-        return False
-    marks[0] = True
+    array, unit = tensor._array, storage.unit
+    if array.strides == (storage.partition_bytes, unit) and array.itemsize == unit:
+        # The usual columns, start to stop - 1: no other view of the mask is needed.
+        start = tensor.byte_offset // unit
+        whole[start : start + array.shape[1]] = True
+    else:
+        marks = over_each(tensor, whole, unit)
+        if marks is None:
+            return False
+        marks[0] = True
     missing = whole.size - int(np.count_nonzero(whole))
     storage.missing = missing * storage.shape[0]
     if missing == 0:
