@@ -227,13 +227,7 @@ def instruction(function: Callable[P, None], minimum: int = OLDEST) -> Callable[
                 "use operations of this generation, or launch for a later target",
                 name,
             )
-        # As core.begin(name), in place because every instruction pays for the call.
-        core.index += 1
-        Clock.now += 1
-        core.operation = name
-        if core.on_instruction is not None:
-            core.on_instruction(core)
-            core.operation = name
+        core.begin(name)
         loops = core.loops
         if loops is None:
             function(*args, **kwargs)
