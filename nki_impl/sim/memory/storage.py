@@ -23,6 +23,7 @@ import weakref
 from collections import Counter
 from enum import Enum
 from types import CodeType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ from numpy.typing import NDArray
 from nki_impl.sim.errors import CapacityError, PartitionError, ShapeError
 from nki_impl.sim.memory.liveness import Life, Lifetimes, collect
 from nki_impl.sim.tensor.dtypes import DType
+
+if TYPE_CHECKING:
+    from nki_impl.sim.tensor.overlap import Rival
 
 PARTITIONS = 128
 PSUM_BANKS = 8
@@ -122,7 +126,7 @@ class Storage:
         self.partition_bytes = self.free_size * dtype.itemsize
         """Bytes per partition of an on-chip storage."""
         self.line = ""
-        self.rivals: list[weakref.ref[Storage]] = []
+        self.rivals: list[Rival] = []
         self.lost: NDArray[np.bool_] | None = None
         self.lost_to = ""
         self.maker: CodeType | None = None
@@ -192,13 +196,30 @@ class CoreMemory:
         self.psum_high = 0
         self.lifetimes = Lifetimes()
         self._placed: Counter[int] = Counter()
-        self._tenants: list[weakref.ref[Storage]] = []
+        self._tenants: dict[MemoryRegion, list[tuple[int, int, weakref.ref[Storage]]]] = {
+            MemoryRegion.sbuf: [],
+            MemoryRegion.psum: [],
+        }
+        self._crowded = 64
 
     def tenants(self, storage: Storage) -> list[Storage]:
-        """Return the other living tensors that the kernel placed in the memory of ``storage``, and add ``storage``."""
-        living = [(ref, held) for ref in self._tenants if (held := ref()) is not None]
-        self._tenants = [ref for ref, _ in living] + [weakref.ref(storage)]
-        return [held for _, held in living if held.buffer is storage.buffer]
+        """Return the other living tensors that the kernel placed at bytes of ``storage``, and add ``storage``.
+
+        They are in the same memory, but may be in other partitions.
+        """
+        assert storage.placed is not None
+        low, high = storage.placed[1], storage.placed[1] + storage.partition_bytes
+        placed = self._tenants[storage.buffer]
+        found = [
+            held
+            for first, last, ref in placed
+            if first < high and low < last and (held := ref()) is not None
+        ]
+        if len(placed) >= self._crowded:
+            placed[:] = [entry for entry in placed if entry[2]() is not None]
+            self._crowded = 2 * len(placed) + 64
+        placed.append((low, high, weakref.ref(storage)))
+        return found
 
     def charge(self, storage: Storage, address: tuple[int, int] | None) -> None:
         """Allocate space for ``storage``; ``address`` = (partition, byte) if the kernel chooses the place.

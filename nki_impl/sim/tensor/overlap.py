@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,19 @@ _PARTITION_STRIDE = 1 << 20
 """More than the bytes of a partition, so that (partition, byte) can be one number."""
 
 
+Place = tuple[slice, slice]
+"""Partitions and bytes of a partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A rival of a storage: the storage's own place ``mine`` is the same memory as ``theirs`` in ``storage()``."""
+
+    storage: weakref.ref[Storage]
+    mine: Place
+    theirs: Place
+
+
 def describe(storage: Storage) -> str:
     """Return the name, address and allocation line of a storage, for messages."""
     name = storage.name or "an unnamed tensor"
@@ -41,17 +55,15 @@ def describe(storage: Storage) -> str:
 
 def link_rivals(storage: Storage, others: Iterable[Storage]) -> None:
     """Record which of ``others``, placed in the same memory of the same core, overlap the placed ``storage``."""
-    assert storage.placed is not None
-    low, high = storage.placed[1], storage.placed[1] + storage.partition_bytes
     for other in others:
-        first = other.placed[1] if other.placed else 0
-        # Most tensors are elsewhere: compare bytes before partitions.
-        if first < high and low < first + other.partition_bytes and _common(storage, other):
-            storage.rivals.append(weakref.ref(other))
-            other.rivals.append(weakref.ref(storage))
+        common = _common(storage, other)
+        if common is not None:
+            mine, theirs = common
+            storage.rivals.append(Rival(weakref.ref(other), mine, theirs))
+            other.rivals.append(Rival(weakref.ref(storage), theirs, mine))
 
 
-def _common(a: Storage, b: Storage) -> tuple[tuple[slice, slice], tuple[slice, slice]] | None:
+def _common(a: Storage, b: Storage) -> tuple[Place, Place] | None:
     """Return the rows and byte columns that two placed storages share, in each one's own numbers; None if none."""
     (p, c), (q, d) = a.placed or (0, 0), b.placed or (0, 0)
     top, bottom = max(p, q), min(p + a.shape[0], q + b.shape[0])
@@ -72,38 +84,59 @@ def _rows(storage: Storage, array: NDArray) -> NDArray:
 def overwrite_rivals(tensor: NkiTensor) -> None:
     """Mark the bytes that rivals share with ``tensor`` as lost, and the tensor's own bytes as present."""
     storage = tensor._storage
+    living = [(rival, held) for rival in storage.rivals if (held := rival.storage()) is not None]
+    if len(living) < len(storage.rivals):
+        storage.rivals = [rival for rival, _ in living]
+    # Most rivals are tensors whose work is done, of which nothing is left to lose.
+    living = [pair for pair in living if pair[1].mask is not None or pair[1].missing == 0]
+    if not living and storage.lost is None:
+        return
     written = np.zeros(storage.raw.size, np.bool_)
     over(tensor, written, 1)[...] = True
     if storage.lost is not None:
         storage.lost &= ~written
-    living = [rival for ref in storage.rivals if (rival := ref()) is not None]
-    if len(living) < len(storage.rivals):
-        storage.rivals = [weakref.ref(rival) for rival in living]
-    for rival in living:
-        common = _common(storage, rival)
-        assert common is not None
-        if rival.mask is not None or rival.missing == 0:
-            _lose(rival, common[1], _rows(storage, written)[common[0]], storage)
+    for rival, held in living:
+        _lose(held, rival.theirs, _rows(storage, written)[rival.mine], storage)
 
 
-def _lose(rival: Storage, place: tuple[slice, slice], hit: NDArray[np.bool_], by: Storage) -> None:
+def _lose(rival: Storage, place: Place, hit: NDArray[np.bool_], by: Storage) -> None:
     """Mark the bytes ``hit`` of the part ``place`` of ``rival`` as lost to the storage ``by``."""
     if not hit.any():
         return
-    gone = np.zeros(rival.raw.size, np.bool_)
-    _rows(rival, gone)[place] = hit
-    if rival.missing:
-        gone &= np.repeat(rival.written_mask(), rival.unit)
-    mask = rival.written_mask()
-    rival.lost = gone if rival.lost is None else rival.lost | gone
     rival.lost_to = f"{describe(by)}, written at {kernel_line()}"
-    mask &= ~_any_byte(gone, rival.unit)
+    mask = _rows(rival, rival.written_mask())
+    units, inside = _touched(place, rival.unit)
+    gone = np.zeros((hit.shape[0], mask[units].shape[1] * rival.unit), np.bool_)
+    gone[:, inside] = hit
+    if rival.missing:
+        gone &= _each_byte(mask[units], rival.unit)
+    if rival.lost is None:
+        rival.lost = np.zeros(rival.raw.size, np.bool_)
+    _rows(rival, rival.lost)[place] |= gone[:, inside]
+    if rival.started is not None:
+        wide, inner = _touched(place, rival.dtype.itemsize)
+        started = _rows(rival, rival.started_mask())
+        ended = np.zeros((hit.shape[0], started[wide].shape[1] * rival.dtype.itemsize), np.bool_)
+        ended[:, inner] = gone[:, inside]
+        started[wide] &= ~_any_byte(ended, rival.dtype.itemsize)
+    mask[units] &= ~_any_byte(gone, rival.unit)
     rival.missing = mask.size - int(np.count_nonzero(mask))
     if rival.missing == mask.size:
         rival.mask = None
-    if rival.started is not None:
-        started = rival.started_mask()
-        started &= ~_any_byte(gone, rival.dtype.itemsize)
+
+
+def _touched(place: Place, width: int) -> tuple[Place, slice]:
+    """Return the place in units of ``width`` bytes that holds all bytes of ``place``, and where these are inside it."""
+    rows, columns = place
+    first, last = columns.start // width, -(-columns.stop // width)
+    skipped = columns.start - first * width
+    return (rows, slice(first, last)), slice(skipped, skipped + columns.stop - columns.start)
+
+
+def _each_byte(marks: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
+    """Repeat each mark ``width`` times along the last axis, as np.repeat does more slowly: 0x01 in each byte of a unit."""
+    ones = int.from_bytes(b"\x01" * width, "little")
+    return np.multiply(marks, ones, dtype=f"u{width}").view(np.bool_)
 
 
 def _any_byte(marks: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
@@ -133,7 +166,7 @@ def check_copy(dst: NkiTensor, src: NkiTensor) -> None:
     if a is b:
         if not np.may_share_memory(dst._array, src._array):
             return
-    elif not a.rivals or not any(ref() is b for ref in a.rivals):
+    elif not a.rivals or not any(rival.storage() is b for rival in a.rivals):
         return
     to, of = _places(dst), _places(src)
     if np.array_equal(to, of) or not np.isin(to, of, kind="sort").any():
