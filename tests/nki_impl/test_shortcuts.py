@@ -82,6 +82,59 @@ def test_written_elements_are_known_exactly_after_any_writes(core: Core, seed: i
         assert whole.storage.missing == np.count_nonzero(~marks.reshape(-1, unit)[:, 0])
 
 
+PLACES = (
+    ((64, 4, 6), nl.bfloat16, (0, 0)),
+    ((64, 10), nl.float32, (0, 21)),
+    ((32, 60), nl.uint8, (32, 5)),
+)
+
+
+def in_memory(view: nl.NkiTensor, place: tuple[int, int]) -> Any:
+    """Return the partition and byte in SBUF of each byte of ``view``, whose storage is at ``place``."""
+    numbers = np.arange(view.storage.raw.size)
+    shape, strides = (*view.shape, view.dtype.itemsize), [8 * s for s in (*view.array.strides, 1)]
+    mine = np.ndarray(shape, numbers.dtype, numbers, 8 * view.byte_offset, strides)
+    rows, columns = np.divmod(mine, view.storage.partition_bytes)
+    return rows + place[0], columns + place[1]
+
+
+def state(tensor: nl.NkiTensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return which elements of a whole tensor are written, and which have lost a byte to another tensor."""
+    storage, shape = tensor.storage, tensor.shape
+    written = np.full(shape, storage.missing == 0)
+    if storage.mask is not None:
+        rows = storage.mask.reshape(1 if storage.alike else shape[0], -1)
+        written = np.broadcast_to(rows, (shape[0], rows.shape[1])).reshape(shape)
+    lost = np.zeros(shape, np.bool_)
+    if storage.lost is not None:
+        every = np.broadcast_to(storage.lost, (shape[0], storage.partition_bytes))
+        lost = every.reshape(*shape, tensor.dtype.itemsize).any(axis=-1)
+    assert storage.missing == np.count_nonzero(~written)
+    return written, lost
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_lost_elements_are_known_exactly_after_any_writes(core: Core, seed: int) -> None:
+    """The first two tensors share bytes in all their partitions, the third is in the upper half of them."""
+    rng = np.random.default_rng(seed)
+    tensors = [nl.ndarray(shape, kind, address=place) for shape, kind, place in PLACES]
+    ever = [np.zeros(shape, np.bool_) for shape, _, _ in PLACES]
+    writer = np.full((64, 100), -1)
+    for _ in range(25):
+        number = int(rng.integers(3))
+        view = tensors[number]
+        key = tuple(some_slice(rng, n, rng.random() < 0.7) for n in view.shape)
+        view = view[key] if rng.random() < 0.7 else view
+        write(view, np.zeros(view.shape, view.dtype.storage))
+        ever[number][key if view is not tensors[number] else ...] = True
+        writer[in_memory(view, PLACES[number][2])] = number
+        for index, tensor in enumerate(tensors):
+            mine = (writer[in_memory(tensor, PLACES[index][2])] == index).all(axis=-1)
+            written, lost = state(tensor)
+            assert np.array_equal(written, mine)
+            assert np.array_equal(lost, ever[index] & ~mine)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_offset_of_a_view_is_the_place_of_its_first_element(core: Core, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -143,9 +143,9 @@ class Storage:
         return self.mask
 
     def partition_mask(self) -> NDArray[np.bool_] | None:
-        """Return the mask of one partition if it holds for all of them, or None; create it if nothing was written."""
+        """Return the mask of one partition if it holds for all of them, or None; create it if necessary."""
         if self.mask is None:
-            self.mask = np.zeros(self.partition_bytes // self.unit, np.bool_)
+            self.mask = np.full(self.partition_bytes // self.unit, self.missing == 0)
             self.alike = True
         return self.mask if self.alike else None
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import OverlapError, kernel_line
 from nki_impl.sim.memory.storage import Storage
-from nki_impl.sim.tensor.patterns import over
+from nki_impl.sim.tensor.patterns import over, over_each
 
 if TYPE_CHECKING:
     from nki_impl.sim.tensor.views import NkiTensor
@@ -35,8 +34,7 @@ Place = tuple[slice, slice]
 """Partitions and bytes of a partition."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rival:
+class Rival(NamedTuple):
     """A rival of a storage: the storage's own place ``mine`` is the same memory as ``theirs`` in ``storage()``."""
 
     storage: weakref.ref[Storage]
@@ -91,38 +89,82 @@ def overwrite_rivals(tensor: NkiTensor) -> None:
     living = [pair for pair in living if pair[1].mask is not None or pair[1].missing == 0]
     if not living and storage.lost is None:
         return
+    written = _written_bytes(tensor)
+    if storage.lost is not None:
+        storage.lost = storage.lost & ~written
+    for rival, held in living:
+        rows, columns = rival.mine
+        hit = written[:, columns] if len(written) == 1 else written[rows, columns]
+        _lose(held, rival.theirs, hit, storage)
+
+
+def _written_bytes(tensor: NkiTensor) -> NDArray[np.bool_]:
+    """Return (partitions, bytes) of the tensor's storage, True in the tensor; one row if that is the same in all."""
+    storage = tensor._storage
+    if tensor._array.shape[0] == storage.shape[0]:
+        row = np.zeros(storage.partition_bytes, np.bool_)
+        part = over_each(tensor, row, 1)
+        if part is not None:
+            part[0] = True
+            return row[None]
     written = np.zeros(storage.raw.size, np.bool_)
     over(tensor, written, 1)[...] = True
-    if storage.lost is not None:
-        storage.lost &= ~written
-    for rival, held in living:
-        _lose(held, rival.theirs, _rows(storage, written)[rival.mine], storage)
+    return _rows(storage, written)
 
 
 def _lose(rival: Storage, place: Place, hit: NDArray[np.bool_], by: Storage) -> None:
-    """Mark the bytes ``hit`` of the part ``place`` of ``rival`` as lost to the storage ``by``."""
+    """Mark the bytes ``hit`` of the part ``place`` of ``rival`` as lost to the storage ``by``.
+
+    ``hit`` has one row if it is the same in all partitions of ``place``. If these are all partitions of the rival, its
+    marks remain alike, and one row stands for all.
+    """
     if not hit.any():
         return
     rival.lost_to = f"{describe(by)}, written at {kernel_line()}"
-    mask = _rows(rival, rival.written_mask())
-    units, inside = _touched(place, rival.unit)
-    gone = np.zeros((hit.shape[0], mask[units].shape[1] * rival.unit), np.bool_)
+    rows, columns = place
+    alike = len(hit) == 1 and rows.stop - rows.start == rival.shape[0]
+    mask = rival.partition_mask() if alike else None
+    if mask is None:
+        mask, alike = rival.written_mask(), False
+    marks = mask[None] if alike else _rows(rival, mask)
+    rows = slice(None) if alike else rows
+    units, inside = _touched((rows, columns), rival.unit)
+    part = marks[units]
+    gone = np.zeros((len(part), part.shape[1] * rival.unit), np.bool_)
     gone[:, inside] = hit
     if rival.missing:
-        gone &= _each_byte(mask[units], rival.unit)
-    if rival.lost is None:
-        rival.lost = np.zeros(rival.raw.size, np.bool_)
-    _rows(rival, rival.lost)[place] |= gone[:, inside]
+        gone &= _each_byte(part, rival.unit)
+    _add_lost(rival, (rows, columns), gone[:, inside])
     if rival.started is not None:
-        wide, inner = _touched(place, rival.dtype.itemsize)
-        started = _rows(rival, rival.started_mask())
-        ended = np.zeros((hit.shape[0], started[wide].shape[1] * rival.dtype.itemsize), np.bool_)
-        ended[:, inner] = gone[:, inside]
-        started[wide] &= ~_any_byte(ended, rival.dtype.itemsize)
-    mask[units] &= ~_any_byte(gone, rival.unit)
-    rival.missing = mask.size - int(np.count_nonzero(mask))
-    if rival.missing == mask.size:
+        _end_products(rival, place, gone[:, inside])
+    part &= ~_any_byte(gone, rival.unit)
+    left = int(np.count_nonzero(marks))
+    rival.missing = (marks.size - left) * (rival.shape[0] if alike else 1)
+    if left == 0:
         rival.mask = None
+
+
+def _add_lost(rival: Storage, place: Place, gone: NDArray[np.bool_]) -> None:
+    """Add ``gone`` to the lost bytes of ``rival``, (partitions, bytes), which have one row if all rows are the same."""
+    lost = rival.lost
+    if lost is None:
+        lost = np.zeros(
+            (1 if place[0] == slice(None) else rival.shape[0], rival.partition_bytes), np.bool_
+        )
+    elif len(lost) == 1 and place[0] != slice(None):
+        lost = np.repeat(lost, rival.shape[0], axis=0)
+    lost[place] |= gone
+    rival.lost = lost
+
+
+def _end_products(rival: Storage, place: Place, gone: NDArray[np.bool_]) -> None:
+    """Record that elements of ``rival`` with a byte in ``gone`` were not written by a matmul last."""
+    width = rival.dtype.itemsize
+    wide, inside = _touched(place, width)
+    started = _rows(rival, rival.started_mask())[wide]
+    ended = np.zeros((len(gone), started.shape[1] * width), np.bool_)
+    ended[:, inside] = gone
+    started &= ~_any_byte(ended, width)
 
 
 def _touched(place: Place, width: int) -> tuple[Place, slice]:
@@ -149,7 +191,8 @@ def refuse_lost(tensor: NkiTensor, operand: str) -> None:
     storage = tensor._storage
     if storage.lost is None:
         return
-    lost = over(tensor, storage.lost, 1)
+    size = (storage.shape[0], storage.partition_bytes)
+    lost = over(tensor, np.ascontiguousarray(np.broadcast_to(storage.lost, size)).ravel(), 1)
     if lost.any():
         count = int(np.count_nonzero(lost.any(axis=-1) if lost.ndim > tensor.ndim else lost))
         raise OverlapError(
