@@ -20,7 +20,7 @@ from nki_impl.sim.errors import ShapeError as _ShapeError
 from nki_impl.sim.machine import core as _core
 from nki_impl.sim.machine.loops import bound as _bound
 from nki_impl.sim.machine.loops import fori_loop, while_loop
-from nki_impl.sim.machine.loops import new_tensor as _new_tensor
+from nki_impl.sim.memory.allocate import new_tensor as _new_tensor
 from nki_impl.sim.memory.registers import VirtualRegister as _VirtualRegister
 from nki_impl.sim.memory.storage import PSUM_BANKS as _PSUM_BANKS
 from nki_impl.sim.memory.storage import SBUF_PARTITION_BYTES as _SBUF_PARTITION_BYTES
@@ -226,7 +226,7 @@ def ndarray(
     :class:`~nki_impl.sim.errors.CapacityError` when SBUF or PSUM is full.
     """
     out = _new_tensor(shape, dtype, buffer, name, address)
-    out.storage.maker = _sys._getframe(1).f_code
+    out._storage.maker = _sys._getframe(1).f_code
     return out
 
 

@@ -37,13 +37,13 @@ from nki_impl.sim.tensor.views import NkiTensor
 def _operand(tensor: object, operand: str) -> NkiTensor:
     if not isinstance(tensor, NkiTensor):
         raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tensor in HBM or SBUF")
-    if tensor.storage.buffer is MemoryRegion.psum:
+    if tensor._storage.buffer is MemoryRegion.psum:
         raise DmaError(operand, "a tensor in HBM or SBUF", "psum", "tensor_copy it to SBUF first")
     return tensor
 
 
 def _same_count(dst: NkiTensor, src: NkiTensor) -> None:
-    if dst.array.size != src.array.size:
+    if dst._array.size != src._array.size:
         raise DmaError(
             "dst",
             f"{src.size} elements as src {src.shape}",
@@ -88,7 +88,7 @@ def dma_copy(
         check_copy(to, of)
         values = read_raw(of, "src")
         write(to, values if to.dtype is of.dtype else to_float32(values))
-    core.count("dma", dst.array.size, 0, dst.array.size * dst.dtype.itemsize)
+    core.count("dma", dst._array.size, 0, dst._array.size * dst.dtype.itemsize)
 
 
 def _rows(
@@ -109,10 +109,10 @@ def _rows(
     named = read_raw(index, "vector_offset").T.ravel()[: tensor.shape[0]].astype(np.int64)
     item = tensor.dtype.itemsize
     inner = (
-        sum((n - 1) * s for n, s in zip(tensor.shape[1:], tensor.array.strides[1:], strict=True))
+        sum((n - 1) * s for n, s in zip(tensor.shape[1:], tensor._array.strides[1:], strict=True))
         + item
     )
-    room = (tensor.storage.raw.size - tensor.byte_offset - inner) // max(
+    room = (tensor._storage.raw.size - tensor.byte_offset - inner) // max(
         dynamic.stride * item, 1
     ) + 1
     limit = min(dynamic.limit, room)
@@ -124,7 +124,7 @@ def _rows(
             f"{named[~inside][0]} in {operand}",
             "clamp it, or use oob_mode.skip",
         )
-    strides = (dynamic.stride * item, *tensor.array.strides[1:])
+    strides = (dynamic.stride * item, *tensor._array.strides[1:])
     every = strided(
         tensor, tensor.byte_offset, (max(limit, 1), *tensor.shape[1:]), strides, tensor.dtype
     )
@@ -138,17 +138,17 @@ def _copy_rows(dst: NkiTensor, src: NkiTensor, skip: bool) -> None:
     gathered = src.dynamic is not None
     every, named, inside = _rows(src if gathered else dst, "src" if gathered else "dst", skip)
     still = dst if gathered else src
-    if still.array.shape[0] != len(named):
+    if still._array.shape[0] != len(named):
         raise DmaError(
             "dst", f"{len(named)} rows", still.shape, "give both sides the same first dimension"
         )
     for row in range(len(named)):
         if not inside[row]:
             continue
-        moving = view_of(every, every.array[named[row]], every.dtype)
-        fixed = view_of(still, still.array[row], still.dtype)
+        moving = view_of(every, every._array[named[row]], every.dtype)
+        fixed = view_of(still, still._array[row], still.dtype)
         to, of = (fixed, moving) if gathered else (moving, fixed)
-        values = read_raw(of, "src").reshape(to.array.shape)
+        values = read_raw(of, "src").reshape(to._array.shape)
         write(to, values if to.dtype is of.dtype else to_float32(values))
 
 
@@ -179,7 +179,7 @@ def dma_transpose(
         )
     if dge_mode is Dge.hwdge:
         raise UnsupportedError("dge_mode", "unknown or swdge", dge_mode, "leave it unknown")
-    if dst.storage.buffer is not MemoryRegion.sbuf:
+    if dst._storage.buffer is not MemoryRegion.sbuf:
         raise DmaError("dst", "a tile in SBUF", dst.buffer.value, "transpose into SBUF, then copy")
     if dst.dtype is not src.dtype or src.dtype.itemsize not in (2, 4):
         raise DmaError(
@@ -195,16 +195,16 @@ def dma_transpose(
         every, named, inside = _rows(src, "src", oob_mode is Oob.skip)
         if not inside.all():
             raise UnsupportedError("oob_mode", "indices inside src", "some outside", "clamp them")
-        rows = [view_of(every, every.array[row], every.dtype) for row in named]
+        rows = [view_of(every, every._array[row], every.dtype) for row in named]
         values: Array = np.stack([read_raw(row, "src") for row in rows])
     else:
         of = resolve(src, oob_mode is Oob.skip)
         if of is None:
             return
-        check_copy(dst, view_of(of, of.array.transpose(order), of.dtype))
+        check_copy(dst, view_of(of, of._array.transpose(order), of.dtype))
         values = read_raw(of, "src")
     write(dst, values.transpose(order))
-    core.count("dma", dst.array.size, 0, dst.array.size * dst.dtype.itemsize)
+    core.count("dma", dst._array.size, 0, dst._array.size * dst.dtype.itemsize)
 
 
 @instruction
@@ -237,8 +237,8 @@ def dma_compute(
             raise UnsupportedError(
                 "srcs", "static addresses", "an indirect operand", "gather with dma_copy first"
             )
-        values = read(src, f"srcs[{number}]").reshape(dst.array.shape)
+        values = read(src, f"srcs[{number}]").reshape(dst._array.shape)
         total = values if total is None else total + values
     assert total is not None
     write(dst, total)
-    core.count("dma", dst.array.size, 0, dst.array.size * dst.dtype.itemsize * len(srcs))
+    core.count("dma", dst._array.size, 0, dst._array.size * dst.dtype.itemsize * len(srcs))

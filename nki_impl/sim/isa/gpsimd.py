@@ -78,12 +78,12 @@ def iota(
     dst = tile(dst, "dst", psum=False)
     free_limit(dst, "dst")
     free = _free_values(pattern, free_size(dst), offset)
-    lanes = np.arange(dst.array.shape[0], dtype=np.int64) * _checked_int(
+    lanes = np.arange(dst._array.shape[0], dtype=np.int64) * _checked_int(
         channel_multiplier, "channel_multiplier"
     )
     values = (lanes[:, None] + free).astype(np.int32)
     write(dst, values if dst.dtype.is_integer else values.astype(np.float32))
-    current().count("gpsimd", dst.array.size)
+    current().count("gpsimd", dst._array.size)
 
 
 @instruction
@@ -108,7 +108,7 @@ def affine_select(
     meaning = find(cmp_op, "cmp_op", "compare")
     free = _free_values(pattern, free_size(dst), offset).astype(np.int32)
     step = _checked_int(channel_multiplier, "channel_multiplier")
-    lanes = (np.arange(dst.array.shape[0], dtype=np.int64) * -step).astype(np.int32)
+    lanes = (np.arange(dst._array.shape[0], dtype=np.int64) * -step).astype(np.int32)
     # a + b cmp 0 is a cmp -b: no tile of integers is built.
     kept = meaning.apply(free[None, :], lanes[:, None])
     fill = np.array(immediate(on_false_value, "on_false_value"))
@@ -119,7 +119,7 @@ def affine_select(
     else:
         values = np.where(kept, read_flat(on_true, "on_true_tile"), fill)
     write(dst, values)
-    current().count("gpsimd", dst.array.size)
+    current().count("gpsimd", dst._array.size)
 
 
 @instruction
@@ -140,4 +140,4 @@ def tensor_partition_reduce(
         write(dst, meaning.reduce(raw_flat(data, "data").T))
     else:
         write(dst, meaning.reduce(read_flat(data, "data").T))
-    current().count("gpsimd", data.array.size)
+    current().count("gpsimd", data._array.size)

@@ -50,7 +50,7 @@ def tensor_copy_predicated(
     same_size(dst, "dst", predicate, "predicate")
     if predicate.dtype.kind != "uint":
         raise DtypeError("predicate", "uint8, uint16 or uint32", predicate.dtype, "cast it")
-    chosen = (read_raw(predicate, "predicate") != 0).reshape(dst.array.shape)
+    chosen = (read_raw(predicate, "predicate") != 0).reshape(dst._array.shape)
     if reverse_pred:
         chosen = ~chosen
     if isinstance(src, NkiTensor):
@@ -59,14 +59,14 @@ def tensor_copy_predicated(
         not_both_psum(src, "src", predicate, "predicate")
         if src.dtype is not dst.dtype:
             raise DtypeError("src", f"{dst.dtype} as dst has", src.dtype, "tensor_copy it first")
-        check_read_where(src, chosen.reshape(src.array.shape), "src")
-        values: Array = src.array.reshape(dst.array.shape)
+        check_read_where(src, chosen.reshape(src._array.shape), "src")
+        values: Array = src._array.reshape(dst._array.shape)
     else:
         values = np.broadcast_to(
-            round_once(np.array([immediate(src, "src")]), dst.dtype), dst.array.shape
+            round_once(np.array([immediate(src, "src")]), dst.dtype), dst._array.shape
         )
     write_where(dst, values, chosen)
-    current().count("vector", dst.array.size)
+    current().count("vector", dst._array.size)
 
 
 @instruction
@@ -97,20 +97,20 @@ def nc_stream_shuffle(
             shuffle_mask,
             "name a partition of the quadrant",
         )
-    lanes = np.arange(dst.array.shape[0])
+    lanes = np.arange(dst._array.shape[0])
     wanted = np.array(mask)[lanes % 32]
     lanes, wanted = lanes[wanted != 255], (lanes - lanes % 32 + wanted)[wanted != 255]
-    if len(wanted) and wanted.max() >= src.array.shape[0]:
+    if len(wanted) and wanted.max() >= src._array.shape[0]:
         raise ShapeError(
-            "src", f"partition {wanted.max()} that shuffle_mask names", f"{src.array.shape[0]} partitions",
+            "src", f"partition {wanted.max()} that shuffle_mask names", f"{src._array.shape[0]} partitions",
             "shuffle quadrant by quadrant, or name partitions that src has",
         )  # fmt: skip
     holes = unwritten(src)
     if holes is not None and holes[wanted].all():
         check_read(src, "src")
-    values = np.zeros(dst.array.shape, dst.dtype.storage)
-    values[lanes] = src.array[wanted].reshape(values[lanes].shape)
-    changed = np.zeros(dst.array.shape, np.bool_)
+    values = np.zeros(dst._array.shape, dst.dtype.storage)
+    values[lanes] = src._array[wanted].reshape(values[lanes].shape)
+    changed = np.zeros(dst._array.shape, np.bool_)
     changed[lanes] = True
     missing = changed.copy()
     if holes is not None:
@@ -118,7 +118,7 @@ def nc_stream_shuffle(
     write_where(dst, values, changed)
     if holes is not None:
         keep_holes(dst, missing)
-    current().count("vector", dst.array.size)
+    current().count("vector", dst._array.size)
 
 
 @instruction
@@ -129,7 +129,7 @@ def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> None:
         raise ShapeError(
             "src", "8 to 16384 elements per partition", free_size(src), "split or pad the tile"
         )
-    if free_size(dst) != 8 or dst.array.shape[0] != src.array.shape[0]:
-        raise ShapeError("dst", f"({src.array.shape[0]}, 8)", dst.shape, "allocate (P, 8)")
+    if free_size(dst) != 8 or dst._array.shape[0] != src._array.shape[0]:
+        raise ShapeError("dst", f"({src._array.shape[0]}, 8)", dst.shape, "allocate (P, 8)")
     write(dst, -np.sort(-read_flat(src, "src"), axis=1)[:, :8])
-    current().count("vector", src.array.size)
+    current().count("vector", src._array.size)

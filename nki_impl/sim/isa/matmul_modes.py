@@ -21,6 +21,8 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 def perf_mode_of(given: Any) -> matmul_perf_mode:
     """Return the mode that ``given`` means: a member of matmul_perf_mode, or its name, which AWS's library passes."""
+    if isinstance(given, matmul_perf_mode):
+        return given
     try:
         return matmul_perf_mode(given)
     except ValueError:
@@ -67,9 +69,9 @@ def transpose_through_matmul(
             "dst", f"{stationary.dtype} as stationary has, or float32", dst.dtype, "allocate it so"
         )
     holes = unwritten(stationary)
-    write(dst, to_float32(flat(stationary.array)).T)
+    write(dst, to_float32(flat(stationary._array)).T)
     if holes is not None:
-        keep_holes(dst, flat(holes).T.reshape(dst.array.shape))
+        keep_holes(dst, flat(holes).T.reshape(dst._array.shape))
 
 
 def warn_of_narrow_psum(dst: NkiTensor) -> None:

@@ -53,15 +53,15 @@ def quantize_mx(
         raise DtypeError("src", "bfloat16 or float16", src.dtype, "tensor_copy it to bfloat16")
     if dst_scale.dtype.name != "uint8":
         raise DtypeError("dst_scale", "uint8", dst_scale.dtype, "allocate it with nl.uint8")
-    partitions, count = src.array.shape[0], free_size(src) // 4
+    partitions, count = src._array.shape[0], free_size(src) // 4
     if partitions % QUADRANT or free_size(src) % 4:
         raise ShapeError(
             "src", "a multiple of 32 partitions and of 4 elements", src.shape, "pad the tile"
         )
-    if dst.array.shape[0] != partitions or free_size(dst) != count:
+    if dst._array.shape[0] != partitions or free_size(dst) != count:
         raise ShapeError("dst", f"{partitions} x {count}", dst.shape, "slice it")
     rows = _rows(partitions)
-    if dst_scale.array.shape[0] <= rows[-1] or free_size(dst_scale) != count:
+    if dst_scale._array.shape[0] <= rows[-1] or free_size(dst_scale) != count:
         raise ShapeError(
             "dst_scale", f"{partitions} x {count}", dst_scale.shape, "allocate it like dst"
         )
@@ -73,13 +73,13 @@ def quantize_mx(
     factors = np.repeat(np.repeat(np.ldexp(1.0, BIAS - scales), BLOCK, axis=0), 4, axis=1)
     quotients = np.clip(values.astype(np.float64) * factors, -greatest, greatest)
     write(dst, pack(quotients.astype(np.float32), dst.dtype))
-    held = np.zeros((dst_scale.array.shape[0], count), np.uint8)
+    held = np.zeros((dst_scale._array.shape[0], count), np.uint8)
     held[rows[::BLOCK]] = scales
     chosen = np.zeros(held.shape, np.bool_)
     chosen[rows] = True
-    shape = dst_scale.array.shape
+    shape = dst_scale._array.shape
     write_where(dst_scale, held.reshape(shape), chosen.reshape(shape), "dst_scale")
-    current().count("vector", src.array.size)
+    current().count("vector", src._array.size)
 
 
 @instruction_from(4)
@@ -102,17 +102,17 @@ def nc_matmul_mx(
     core = current()
     dst = tile(dst, "dst")
     stationary, moving = tile(stationary, "stationary"), tile(moving, "moving")
-    k, m, n = stationary.array.shape[0], free_size(stationary), free_size(moving)
+    k, m, n = stationary._array.shape[0], free_size(stationary), free_size(moving)
     for tensor, operand in ((stationary, "stationary"), (moving, "moving")):
-        if tensor.storage.buffer is not MemoryRegion.sbuf:
+        if tensor._storage.buffer is not MemoryRegion.sbuf:
             raise PlacementError(operand, "a tile in SBUF", tensor.buffer.value, "copy it")
         if tensor.dtype not in NUMBERS:
             raise DtypeError(operand, "a packed (x4) dtype", tensor.dtype, "use quantize_mx")
-    if dst.storage.buffer is not MemoryRegion.psum:
+    if dst._storage.buffer is not MemoryRegion.psum:
         raise MatmulError("dst", "a PSUM tile", dst.buffer.value, "allocate it with buffer=nl.psum")
     if dst.dtype.name not in ("float32", "bfloat16"):
         raise MatmulError("dst", "float32 or bfloat16", dst.dtype, "allocate it in float32")
-    if k % QUADRANT or moving.array.shape[0] != k:
+    if k % QUADRANT or moving._array.shape[0] != k:
         raise MatmulError(
             "moving",
             f"{k} partitions as stationary has, a multiple of 32",
@@ -120,7 +120,7 @@ def nc_matmul_mx(
             "pad both",
         )
     limit = 4096 if dst.dtype.name == "float32" else 8192
-    if m > 128 or n > limit or dst.array.shape[0] != m or free_size(dst) != n:
+    if m > 128 or n > limit or dst._array.shape[0] != m or free_size(dst) != n:
         raise MatmulError(
             "dst", f"M x N = {m} x {n} with M <= 128 and N <= {limit}", dst.shape, "slice the tiles"
         )
@@ -141,14 +141,14 @@ def _numbers(tensor: NkiTensor, scale: NkiTensor, operand: str) -> NDArray[np.fl
     rows = _rows(partitions)
     if scale.dtype.name not in ("uint8", "float8_e8m0fnu"):
         raise DtypeError(named, "uint8", scale.dtype, "store the scales as uint8")
-    if scale.array.shape[0] <= rows[-1] or free_size(scale) != count:
+    if scale._array.shape[0] <= rows[-1] or free_size(scale) != count:
         raise ShapeError(
             named, f"{count} elements in {rows[-1] + 1} or more partitions", scale.shape,
             "one scale for 8 partitions of an element, in the first 4 partitions of each 32",
         )  # fmt: skip
-    used = np.zeros(scale.array.shape, np.bool_)
+    used = np.zeros(scale._array.shape, np.bool_)
     used[rows] = True
     check_read_where(scale, used, named)
-    octets = flat(scale.array)[rows].view(np.uint8).astype(np.int64)
+    octets = flat(scale._array)[rows].view(np.uint8).astype(np.int64)
     factors = np.ldexp(np.float32(1), (octets - BIAS).astype(np.int32))
     return (values * factors[:, :, None]).transpose(0, 2, 1).reshape(4 * partitions, count)

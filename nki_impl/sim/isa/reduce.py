@@ -115,7 +115,7 @@ def tensor_reduce(
         write(dst, -values if negate else values)
     idle.reduce(inner)
     idle.mark(dst)
-    core.count("vector", data.array.size)
+    core.count("vector", data._array.size)
 
 
 def accumulate(
@@ -212,7 +212,7 @@ def tensor_scalar_reduce(
     accumulate(core, "vector", reduce_cmd, meaning, values, reduce_init)
     write(dst, values)
     store_registers(core, "vector", reduce_res, values.shape[0], reduce_res_negate)
-    core.count("vector", dst.array.size)
+    core.count("vector", dst._array.size)
 
 
 @instruction_from(3)
@@ -273,7 +273,7 @@ def range_select(
     accumulate(core, "vector", reduce_cmd, meaning, values)
     write(dst, values)
     store_registers(core, "vector", reduce_res, partitions)
-    core.count("vector", dst.array.size)
+    core.count("vector", dst._array.size)
 
 
 def _bound(bound: NkiTensor, operand: str, partitions: int) -> NDArray[np.float32]:
@@ -340,13 +340,13 @@ def select_reduce(
         )
     meaning = reduction(reduce_op, "reduce_op", {"maximum"})
     chosen = (raw_flat(predicate, "predicate") != 0) != bool(reverse_pred)
-    check_read_where(on_true, chosen.reshape(on_true.array.shape), "on_true")
+    check_read_where(on_true, chosen.reshape(on_true._array.shape), "on_true")
     other = scalar_operand(on_false, "on_false", chosen.shape[0], float32=False)
-    values = np.where(chosen, to_float32(flat(on_true.array)), other)
+    values = np.where(chosen, to_float32(flat(on_true._array)), other)
     accumulate(core, "vector", reduce_cmd, meaning, values)
     write(dst, values)
     store_registers(core, "vector", reduce_res, values.shape[0])
-    core.count("vector", dst.array.size)
+    core.count("vector", dst._array.size)
 
 
 @instruction_from(4)
@@ -363,10 +363,10 @@ def exponential(
     core = current()
     dst, src = tile(dst, "dst"), tile(src, "src")
     same_size(src, "src", dst, "dst")
-    values = read_flat(src, "src") - scalar_operand(max_value, "max_value", src.array.shape[0])
+    values = read_flat(src, "src") - scalar_operand(max_value, "max_value", src._array.shape[0])
     np.exp(values, out=values)
     meaning = find(add, "reduce_op", "arith")
     accumulate(core, "vector", reduce_cmd, meaning, values, reduce_init)
     write(dst, values)
     store_registers(core, "vector", reduce_res, values.shape[0])
-    core.count("vector", dst.array.size)
+    core.count("vector", dst._array.size)

@@ -68,5 +68,5 @@ def register_store(dst: NkiTensor, src: Any) -> None:
     value = _register(src, "src").read("src")
     if not dst.dtype.low <= value <= dst.dtype.high:
         raise DtypeError("dst", f"a dtype that holds {value}", dst.dtype, "use int32 or uint32")
-    write(dst, np.full(dst.array.shape, value, np.int64).astype(dst.dtype.storage))
+    write(dst, np.full(dst._array.shape, value, np.int64).astype(dst.dtype.storage))
     current().count("sync", 1)

@@ -27,7 +27,7 @@ from nki_impl.sim.isa.reduce import accumulate, reduction, store_registers
 from nki_impl.sim.machine.core import Core, current, instruction
 from nki_impl.sim.operators.ops import RANGES, Op, find
 from nki_impl.sim.operators.tokens import add
-from nki_impl.sim.tensor.access import tile, write
+from nki_impl.sim.tensor.access import result_array, tile, write
 from nki_impl.sim.tensor.views import NkiTensor
 
 
@@ -100,8 +100,12 @@ def _activate(
     given = read_flat(data, "data", idle)
     values = _affine(core, given, bias, scale, idle)
     _warn_range(meaning, values if idle is None else idle.used(values))
-    if isinstance(meaning.apply, np.ufunc) and values is not given:
-        values = meaning.apply(values, out=values)
+    if isinstance(meaning.apply, np.ufunc):
+        out = result_array(dst, values.shape)
+        if out is None or not out.flags.c_contiguous:
+            # NumPy may compute exp and its like in another way with other strides.
+            out = None if values is given else values
+        values = meaning.apply(values, out=out)
     else:
         values = meaning.apply(values)
     if values.dtype != np.float32:
@@ -111,7 +115,7 @@ def _activate(
     if idle is not None:
         idle.mark(dst)
     store_registers(core, "scalar", reduce_res, values.shape[0])
-    core.count("scalar", dst.array.size)
+    core.count("scalar", dst._array.size)
 
 
 def _affine(

@@ -64,7 +64,7 @@ def tensor_tensor_scan(
         state = combine(second, combine(first, a[:, i], state, reverse0), b[:, i], reverse1)
         out[:, i] = state
     write(dst, out)
-    core.count("vector", dst.array.size)
+    core.count("vector", dst._array.size)
 
 
 def _moments(values: Any) -> tuple[Any, Any, Any]:
@@ -96,7 +96,7 @@ def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
     values = read_flat(data, "data")
     parts = [*_moments(values[:, 0::2]), *_moments(values[:, 1::2])]
     write(dst, np.stack(parts, axis=1))
-    current().count("vector", data.array.size)
+    current().count("vector", data._array.size)
 
 
 @instruction
@@ -119,10 +119,10 @@ def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
     mean = (counts * means).sum(axis=1) / total
     spread = (spreads + counts * np.square(means - mean[:, None])).sum(axis=1)
     write(dst, np.stack([mean, spread / total], axis=1))
-    current().count("vector", data.array.size)
+    current().count("vector", data._array.size)
 
 
 def _check_result(dst: NkiTensor, data: NkiTensor, size: int) -> None:
-    partitions = data.array.shape[0]
-    if dst.array.shape[0] != partitions or free_size(dst) != size:
+    partitions = data._array.shape[0]
+    if dst._array.shape[0] != partitions or free_size(dst) != size:
         raise ShapeError("dst", f"({partitions}, {size})", dst.shape, f"allocate (P, {size})")

@@ -31,7 +31,7 @@ LANES = 16
 
 def _eight(tensor: NkiTensor, operand: str, partitions: int) -> NkiTensor:
     tensor = tile(tensor, operand)
-    if tensor.array.shape[0] != partitions or free_size(tensor) != 8:
+    if tensor._array.shape[0] != partitions or free_size(tensor) != 8:
         raise ShapeError(
             operand, f"{partitions} partitions of 8 elements", tensor.shape, "slice it, or pad it"
         )
@@ -51,7 +51,7 @@ def _indices(found: NDArray[np.int64], dst: NkiTensor, operand: str) -> Array:
     """Return indices in the dtype of ``dst``; -1 becomes a value with all bits set."""
     if dst.dtype.name not in ("uint16", "uint32"):
         raise DtypeError(operand, "uint16 or uint32", dst.dtype, "allocate it with nl.uint32")
-    return found.astype(dst.dtype.storage).reshape(dst.array.shape)
+    return found.astype(dst.dtype.storage).reshape(dst._array.shape)
 
 
 @instruction
@@ -64,12 +64,12 @@ def nc_find_index8(
     undefined. ``dst`` is uint16 or uint32.
     """
     data = _searched(data)
-    partitions = data.array.shape[0]
+    partitions = data._array.shape[0]
     dst, vals = _eight(dst, "dst", partitions), _eight(vals, "vals", partitions)
     equal = read_flat(vals, "vals")[:, :, None] == read_flat(data, "data")[:, None, :]
     found = np.where(equal.any(axis=2), equal.argmax(axis=2), -1)
     write(dst, _indices(found, dst, "dst"))
-    current().count("vector", data.array.size)
+    current().count("vector", data._array.size)
 
 
 @instruction
@@ -89,7 +89,7 @@ def nc_match_replace8(
     data = _searched(data)
     dst = tile(dst, "dst")
     same_size(data, "data", dst, "dst")
-    partitions = data.array.shape[0]
+    partitions = data._array.shape[0]
     wanted = read_flat(_eight(vals, "vals", partitions), "vals")
     values = read_flat(data, "data").copy()
     fill = immediate(imm, "imm")
@@ -104,7 +104,7 @@ def nc_match_replace8(
         dst_idx = _eight(dst_idx, "dst_idx", partitions)
         write(dst_idx, _indices(found, dst_idx, "dst_idx"), "dst_idx")
     write(dst, values)
-    current().count("vector", data.array.size)
+    current().count("vector", data._array.size)
 
 
 @instruction_from(3)
@@ -123,9 +123,9 @@ def nonzero_with_count(
     """
     dst, src = tile(dst, "dst", psum=False), tile(src, "src", psum=False)
     length = free_size(src)
-    if dst.array.shape[0] != src.array.shape[0] or free_size(dst) != length + 1:
+    if dst._array.shape[0] != src._array.shape[0] or free_size(dst) != length + 1:
         raise ShapeError(
-            "dst", f"{src.array.shape[0]} x {length + 1}, one element more than src", dst.shape,
+            "dst", f"{src._array.shape[0]} x {length + 1}, one element more than src", dst.shape,
             "allocate it with this shape",
         )  # fmt: skip
     if src.dtype.name not in ("int32", "float32"):
@@ -133,20 +133,20 @@ def nonzero_with_count(
     if dst.dtype.name != "int32":
         raise DtypeError("dst", "int32", dst.dtype, "allocate it with nl.int32")
     holes = unwritten(src)
-    values = np.zeros((dst.array.shape[0], length + 1), np.int32)
+    values = np.zeros((dst._array.shape[0], length + 1), np.int32)
     chosen, lost = np.zeros(values.shape, np.bool_), np.zeros(values.shape, np.bool_)
-    for lane in range(0, src.array.shape[0], LANES):
-        found = np.flatnonzero(src.array[lane].reshape(-1))
+    for lane in range(0, src._array.shape[0], LANES):
+        found = np.flatnonzero(src._array[lane].reshape(-1))
         values[lane] = padding_val
         values[lane, : len(found)] = found + index_offset
         values[lane, -1] = len(found)
         chosen[lane] = True
         lost[lane] = holes is not None and bool(holes[lane].any())
-    shape = dst.array.shape
+    shape = dst._array.shape
     write_where(dst, values.reshape(shape), chosen.reshape(shape))
     if lost.any():
         keep_holes(dst, lost.reshape(shape))
-    current().count("gpsimd", src.array.size)
+    current().count("gpsimd", src._array.size)
 
 
 def _check_inside(indices: NDArray[np.int64], size: int, operand: str) -> None:
@@ -168,16 +168,16 @@ def nc_n_gather(
     dst, data = tile(dst, "dst", psum=False), tile(data, "data", psum=False)
     indices = tile(indices, "indices", psum=False)
     same_size(indices, "indices", dst, "dst")
-    if data.array.shape[0] != dst.array.shape[0]:
+    if data._array.shape[0] != dst._array.shape[0]:
         raise ShapeError(
-            "data", f"{dst.array.shape[0]} partitions as dst has", data.shape, "slice it"
+            "data", f"{dst._array.shape[0]} partitions as dst has", data.shape, "slice it"
         )
     if indices.dtype.name != "uint32":
         raise DtypeError("indices", "uint32", indices.dtype, "copy them to nl.uint32")
     at = raw_flat(indices, "indices").astype(np.int64)
     _check_inside(at, free_size(data), "indices")
     _gather(dst, data, at)
-    current().count("gpsimd", dst.array.size)
+    current().count("gpsimd", dst._array.size)
 
 
 def _gather(dst: NkiTensor, data: NkiTensor, at: NDArray[np.int64]) -> None:
@@ -186,7 +186,7 @@ def _gather(dst: NkiTensor, data: NkiTensor, at: NDArray[np.int64]) -> None:
     Partitions in which nothing of ``data`` was written hold no data if others do (:mod:`nki_impl.sim.tensor.idle`):
     their results count as unwritten.
     """
-    partitions, size = data.array.shape[0], free_size(data)
+    partitions, size = data._array.shape[0], free_size(data)
     rows = np.arange(partitions)[:, None]
     holes = unwritten(data)
     idle = np.zeros(partitions, np.bool_)
@@ -195,8 +195,8 @@ def _gather(dst: NkiTensor, data: NkiTensor, at: NDArray[np.int64]) -> None:
     chosen = np.zeros((partitions, size), np.bool_)
     chosen[rows, at] = True
     chosen[idle] = False
-    check_read_where(data, chosen.reshape(data.array.shape), "data")
-    values = data.array.reshape(partitions, size)[rows, at]
+    check_read_where(data, chosen.reshape(data._array.shape), "data")
+    values = data._array.reshape(partitions, size)[rows, at]
     if dst.dtype is not data.dtype:
         values = round_once(to_float32(values), dst.dtype)
     write(dst, values)
@@ -222,8 +222,12 @@ def local_gather(
     index = tile(index, "index", psum=False)
     if num_elem_per_idx != 1:
         raise UnsupportedError("num_elem_per_idx", "1", num_elem_per_idx, "gather single elements")
-    partitions = data.array.shape[0]
-    if partitions % LANES or index.array.shape[0] != partitions or dst.array.shape[0] != partitions:
+    partitions = data._array.shape[0]
+    if (
+        partitions % LANES
+        or index._array.shape[0] != partitions
+        or dst._array.shape[0] != partitions
+    ):
         raise ShapeError(
             "index", "a multiple of 16 partitions, as many as src_buffer and dst",
             f"{index.shape[0]}, {partitions} and {dst.shape[0]}", "pad the tiles",
@@ -244,4 +248,4 @@ def local_gather(
     at = np.repeat(flat[:, :count], LANES, axis=0)
     _check_inside(at, free_size(data), "index")
     _gather(dst, data, at)
-    current().count("gpsimd", dst.array.size)
+    current().count("gpsimd", dst._array.size)

@@ -25,13 +25,13 @@ from nki_impl.sim.memory.storage import PSUM_BANK_BYTES, MemoryRegion
 from nki_impl.sim.tensor.access import (
     is_written,
     mark_written,
-    read,
+    read_operand,
     read_raw,
     result_array,
     tile,
     write,
 )
-from nki_impl.sim.tensor.dtypes import round_once, to_float32
+from nki_impl.sim.tensor.dtypes import float32, round_once, to_float32
 from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
 from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
@@ -77,7 +77,7 @@ def nc_matmul(
     mode = perf_mode_of(perf_mode)
     rows = 1 if mode is matmul_perf_mode.none else 2
     k, m, n = (
-        stationary.array.shape[0],
+        stationary._array.shape[0],
         free_size(stationary) // rows,
         free_size(moving) // rows,
     )
@@ -86,7 +86,10 @@ def nc_matmul(
     if is_transpose:
         transpose_through_matmul(dst, stationary, moving, accumulate)
     elif rows == 1:
-        a, b = flat(read(stationary, "stationary")), flat(read(moving, "moving"))
+        a, b = (
+            flat(read_operand(stationary, "stationary")),
+            flat(read_operand(moving, "moving")),
+        )
         out = result_array(dst, (m, n)) if accumulate is False else None
         accumulate_product(dst, np.matmul(a.T, b, out=out), accumulate, core.strict_matmul)
     else:
@@ -107,7 +110,7 @@ def _check_matmul(
 ) -> None:
     k, m, n = sizes
     for tensor, operand in ((stationary, "stationary"), (moving, "moving")):
-        if tensor.storage.buffer is not MemoryRegion.sbuf:
+        if tensor._storage.buffer is not MemoryRegion.sbuf:
             raise MatmulError(
                 operand, "an SBUF tile", tensor.buffer.value, "tensor_copy it to SBUF first"
             )
@@ -115,7 +118,7 @@ def _check_matmul(
             raise MatmulError(
                 operand, "a floating-point tile", tensor.dtype, "cast it to bfloat16 or float32"
             )
-    if dst.storage.buffer is not MemoryRegion.psum:
+    if dst._storage.buffer is not MemoryRegion.psum:
         raise MatmulError("dst", "a PSUM tile", dst.buffer.value, "allocate it with buffer=nl.psum")
     if (stationary.dtype.name in _WIDE) != (moving.dtype.name in _WIDE):
         raise MatmulError(
@@ -124,11 +127,11 @@ def _check_matmul(
             f"{stationary.dtype} and {moving.dtype}",
             "cast one of them",
         )
-    if moving.array.shape[0] != k:
+    if moving._array.shape[0] != k:
         raise MatmulError(
             "moving",
             f"K = {k} partitions as stationary has",
-            moving.array.shape[0],
+            moving._array.shape[0],
             "contract over partitions",
         )
     if m > 128:
@@ -138,9 +141,9 @@ def _check_matmul(
         raise MatmulError(
             "moving", f"N <= {limit} free elements", n, f"split it into tiles of {limit}"
         )
-    if dst.array.shape[0] != m or free_size(dst) != n:
+    if dst._array.shape[0] != m or free_size(dst) != n:
         raise MatmulError(
-            "dst", f"M x N = {m} x {n}", f"{dst.array.shape[0]} x {free_size(dst)}", "slice dst"
+            "dst", f"M x N = {m} x {n}", f"{dst._array.shape[0]} x {free_size(dst)}", "slice dst"
         )
     narrow = dst.dtype.name == "bfloat16"
     if narrow and is_transpose and generation == 3:
@@ -155,10 +158,10 @@ def _check_matmul(
 
 def _check_bank(dst: NkiTensor) -> None:
     """Raise :class:`MatmulError` unless all elements of ``dst`` in a partition are in one bank of 2 KiB."""
-    storage = dst.storage
+    storage = dst._storage
     if storage.partition_bytes <= PSUM_BANK_BYTES:
         return
-    array = dst.array
+    array = dst._array
     first = dst.byte_offset % storage.partition_bytes + (storage.placed or (0, 0))[1]
     reach = sum((c - 1) * s for c, s in zip(array.shape[1:], array.strides[1:], strict=True))
     last = first + reach + array.itemsize - 1
@@ -205,8 +208,10 @@ def accumulate_product(
     whole = storage.started is True
     started = None if whole else over(dst, storage.started_mask(), storage.dtype.itemsize)
     if started is None or started.all():
-        np.add(product, held, out=product)
-        target[...] = round_once(product, dst.dtype)
+        if dst.dtype is float32:
+            np.add(product, held, out=target)
+        else:
+            target[...] = round_once(product + held, dst.dtype)
     elif accumulate is None:
         if started.any():
             product = np.where(started, product + np.where(started, held, 0), product)
@@ -247,9 +252,11 @@ def nc_transpose(
     """
     core = current()
     dst, data = tile(dst, "dst"), tile(data, "data")
-    p, f = data.array.shape[0], free_size(data)
+    p, f = data._array.shape[0], free_size(data)
     small = p <= 32 and f <= 32
-    in_order = data.storage.buffer is MemoryRegion.sbuf and dst.storage.buffer is MemoryRegion.psum
+    in_order = (
+        data._storage.buffer is MemoryRegion.sbuf and dst._storage.buffer is MemoryRegion.psum
+    )
     chosen = pick_engine(
         engine, (Engine.tensor, Engine.vector), Engine.tensor if in_order else Engine.vector
     )
@@ -269,13 +276,14 @@ def nc_transpose(
         )
     if f > 128:
         raise MatmulError("data", "128 x 128 or smaller", f"{p} x {f}", "transpose block by block")
-    if dst.array.shape[0] != f or free_size(dst) != p:
+    if dst._array.shape[0] != f or free_size(dst) != p:
         raise MatmulError(
-            "dst", f"{f} x {p}", f"{dst.array.shape[0]} x {free_size(dst)}", "slice dst"
+            "dst", f"{f} x {p}", f"{dst._array.shape[0]} x {free_size(dst)}", "slice dst"
         )
     if dst.dtype is not data.dtype:
         raise DtypeError(
             "dst", f"{data.dtype} as data has", dst.dtype, "allocate dst with data.dtype"
         )
-    write(dst, flat(read_raw(data, "data")).T)
+    # Rows far apart share a few sets of the processor's cache, so columns are read faster from a copy without gaps.
+    write(dst, flat(read_raw(data, "data")).copy().T)
     core.count(chosen, p * f, 2 * p * f * p if chosen == "tensor" else 0)

@@ -73,7 +73,7 @@ def tensor_copy(
         )
     check_copy(dst, src)
     copy_bits(dst, src)
-    core.count(chosen, dst.array.size)
+    core.count(chosen, dst._array.size)
 
 
 @instruction
@@ -94,8 +94,8 @@ def memset(
         not isinstance(value, bool) or dst.dtype.kind == "bool"
     )
     if dst.dtype.is_packed and value == 0:
-        write(dst, np.zeros((1,), dst.dtype.storage).repeat(dst.array.size))
-        current().count(chosen, dst.array.size)
+        write(dst, np.zeros((1,), dst.dtype.storage).repeat(dst._array.size))
+        current().count(chosen, dst._array.size)
         return
     if dst.dtype.is_integer and is_float and value == 0.0:
         value, is_int, is_float = 0, True, False
@@ -114,8 +114,8 @@ def memset(
             "write an int",
         )
     filler = np.full((1,), value, np.float32 if is_float else np.int64)
-    write(dst, np.broadcast_to(round_once(filler, dst.dtype), dst.array.shape))
-    current().count(chosen, dst.array.size)
+    write(dst, np.broadcast_to(round_once(filler, dst.dtype), dst._array.shape))
+    current().count(chosen, dst._array.size)
 
 
 @instruction
@@ -143,7 +143,7 @@ def tensor_tensor(
     tiles = (dst, data1, data2)
     exact = (
         dst.dtype.name in _EXACT
-        and all(t.dtype.name in _EXACT and t.storage.buffer is MemoryRegion.sbuf for t in tiles)
+        and all(t.dtype.name in _EXACT and t._storage.buffer is MemoryRegion.sbuf for t in tiles)
         and (meaning.name in _EXACT_OPS or meaning.kind == "compare")
         and engine is not Engine.vector
     )
@@ -171,7 +171,7 @@ def tensor_tensor(
         a, b = read_flat(data1, "data1", idle), read_flat(data2, "data2", idle)
         write(dst, combine(meaning, a, b, out=result_array(dst, a.shape)))
     idle.mark(dst)
-    core.count(chosen, dst.array.size)
+    core.count(chosen, dst._array.size)
 
 
 def _bit_widths(*operands: tuple[NkiTensor, str]) -> None:
@@ -280,10 +280,11 @@ def tensor_scalar(
             values = _scalar_step(values, first, operand0, "operand0", reverse0, True, out, idle)
         else:
             values = _scalar_step(values, first, operand0, "operand0", reverse0, True, None, idle)
+            out = values if out is None else out
             values = _scalar_step(values, second, operand1, "operand1", reverse1, True, out, idle)
         write(dst, values)
         idle.mark(dst)
-    core.count(chosen, dst.array.size)
+    core.count(chosen, dst._array.size)
 
 
 def _scalar_engine(engine: Engine, first: Op, second: Op | None) -> str:
@@ -331,9 +332,11 @@ def scalar_tensor_tensor(
     values = read_flat(data, "data", idle)
     values = _scalar_step(values, first, operand0, "operand0", reverse0, False, None, idle)
     out = result_array(dst, values.shape)
+    if out is None:
+        out = values  # which the first step made
     write(dst, combine(second, values, read_flat(operand1, "operand1", idle), reverse1, out=out))
     idle.mark(dst)
-    core.count("vector", dst.array.size)
+    core.count("vector", dst._array.size)
 
 
 @instruction
@@ -345,4 +348,4 @@ def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None
     idle = Idle()
     write(dst, np.float32(1) / read_flat(data, "data", idle))
     idle.mark(dst)
-    current().count("vector", dst.array.size)
+    current().count("vector", dst._array.size)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from nki_impl.sim.tensor.views import NkiTensor
 
 GENERATIONS = {"trn1": 2, "inf2": 2, "trn2": 3, "trn3": 4}
+OLDEST = 2
+"""The first generation, which has every operation without another ``minimum``."""
 
 
 @dataclass(slots=True)
@@ -124,14 +126,14 @@ def current() -> Core:
     Raises :class:`LaunchError` outside a launch.
     """
     core: Core | None = getattr(_threads, "core", None)
-    if core is None:
-        raise LaunchError(
-            "kernel",
-            "an operation inside a launched kernel",
-            "a call outside a launch",
-            "launch with kernel(...), nki.simulate(kernel)(...) or run_ranks(kernel, ...)",
-        )
-    return core
+    if core is not None:
+        return core
+    raise LaunchError(
+        "kernel",
+        "an operation inside a launched kernel",
+        "a call outside a launch",
+        "launch with kernel(...), nki.simulate(kernel)(...) or run_ranks(kernel, ...)",
+    )
 
 
 @contextmanager
@@ -207,7 +209,7 @@ def refuse_other_nest(
 P = ParamSpec("P")
 
 
-def instruction(function: Callable[P, None], minimum: int = 2) -> Callable[P, NkiInstruction]:
+def instruction(function: Callable[P, None], minimum: int = OLDEST) -> Callable[P, NkiInstruction]:
     """Make ``function`` an operation of ``nki.isa``, which checks the target and enters an instruction.
 
     ``minimum`` is the first generation that has the operation; older targets raise :class:`TargetError`.
@@ -217,7 +219,7 @@ def instruction(function: Callable[P, None], minimum: int = 2) -> Callable[P, Nk
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> NkiInstruction:
         core = current()
-        if core.generation < minimum:
+        if minimum > OLDEST and core.generation < minimum:
             raise TargetError(
                 "target",
                 f"{name} exists from NeuronCore-v{minimum} on",

@@ -272,14 +272,21 @@ def _make_cores(machine: Machine, target: str, grid: int, only_warn: bool) -> li
             worker.races = detector
             if detector is not None:
                 core.on_access = detector.on_access
-            if not machine.alone:
-                core.on_instruction = functools.partial(_step, machine, worker)
             cores.append(core)
+            if not machine.alone and (machine.interleaved or detector is not None):
+                core.on_instruction = functools.partial(_step, machine, worker)
+    machine.on_interrupt = functools.partial(_step_from_now, machine, cores)
     return cores
 
 
+def _step_from_now(machine: Machine, cores: list[Core]) -> None:
+    """Let every core see at its next instruction that the run was interrupted."""
+    for core, worker in zip(cores, machine.workers, strict=True):
+        core.on_instruction = functools.partial(_step, machine, worker)
+
+
 def _step(machine: Machine, worker: Worker, core: Core) -> None:
-    """Let the scheduler switch before each instruction, if there are several workers."""
+    """Let the scheduler switch before an instruction, or stop the worker."""
     if worker.races is not None:
         worker.races.settle()
     machine.step(worker)

@@ -36,7 +36,6 @@ import numpy as np
 from nki_impl.sim.errors import DtypeError, DynamicValueError, UnsupportedError
 from nki_impl.sim.machine.core import Core, current
 from nki_impl.sim.machine.python_state import difference, state_of
-from nki_impl.sim.memory.allocate import new_tensor as _new_tensor
 from nki_impl.sim.memory.registers import VirtualRegister
 from nki_impl.sim.memory.storage import Storage
 from nki_impl.sim.tensor.views import NkiTensor
@@ -93,7 +92,7 @@ class Loops:
 
     def refuse_ended(self, tensor: NkiTensor, operation: str | None = None) -> None:
         """Raise :class:`UnsupportedError` if the iteration that allocated ``tensor`` has ended."""
-        if self.places.get(tensor.storage, (0, 0)) is None:
+        if self.places.get(tensor._storage, (0, 0)) is None:
             raise UnsupportedError(
                 tensor.name or "a tensor",
                 "tensors that a loop body allocates are used only in that iteration",
@@ -104,17 +103,17 @@ class Loops:
 
     def allocated(self, tensor: NkiTensor) -> None:
         """Record an allocation in the innermost running loop."""
-        if self.running and tensor.storage not in self.places:
+        if self.running and tensor._storage not in self.places:
             trace = self.running[-1]
-            self.places[tensor.storage] = (len(self.running), trace.made)
-            trace.storages.append(ref(tensor.storage))
+            self.places[tensor._storage] = (len(self.running), trace.made)
+            trace.storages.append(ref(tensor._storage))
             trace.made += 1
 
     def _described(self, value: Any) -> Any:
         """Return what the compiler knows of an operand while it traces; equal for equal operands."""
         if isinstance(value, NkiTensor):
             self.refuse_ended(value)
-            place = self.places.get(value.storage) or id(value.storage)
+            place = self.places.get(value._storage) or id(value._storage)
             text: Entry = (place, value.shape, value.dtype.name, value.strides, value.byte_offset)
             if value.dynamic is not None:
                 dynamic = value.dynamic
@@ -125,15 +124,6 @@ class Loops:
         if value is None or isinstance(value, (bool, int, float, str, np.number, Enum)):
             return repr(value)
         return type(value).__name__, getattr(value, "__name__", "")
-
-
-def new_tensor(*args: Any, **kwargs: Any) -> NkiTensor:
-    """Allocate a tensor (:func:`nki_impl.sim.memory.allocate.new_tensor`), and record it in the loop around it."""
-    tensor = _new_tensor(*args, **kwargs)
-    loops = current().loops
-    if loops is not None:
-        loops.allocated(tensor)
-    return tensor
 
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any], None], step: Any = 1) -> None:

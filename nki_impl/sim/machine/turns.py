@@ -128,6 +128,13 @@ class Machine:
         self._stopping = False
         self._failure: tuple[Worker, BaseException] | None = None
         self._done = threading.Lock()
+        self.on_interrupt: Callable[[], None] = lambda: None
+        """Called when the user interrupts a run, to make the running worker call :meth:`step`."""
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether :meth:`step` may switch to another worker."""
+        return self._random is not None
 
     @property
     def alone(self) -> bool:
@@ -152,6 +159,7 @@ class Machine:
         except BaseException:
             # Interrupted by the user: the running worker stops at its next instruction, then all others.
             self._stopping = True
+            self.on_interrupt()
             self._done.acquire()
             raise
         finally:
@@ -194,7 +202,10 @@ class Machine:
         return meeting.result
 
     def step(self, worker: Worker) -> None:
-        """Switch to another worker at random; called before each instruction if there are several workers."""
+        """Switch to another worker at random, or stop after an interruption; called before each instruction.
+
+        A run that is not interleaved does not need these calls until it is interrupted.
+        """
         if self._stopping:
             raise Stopped
         if self._random is not None and self._random.randrange(SWITCH_EVERY) == 0:

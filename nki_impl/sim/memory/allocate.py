@@ -38,7 +38,7 @@ def new_tensor(
     name: str | None = "",
     address: tuple[int, int] | None = None,
 ) -> NkiTensor:
-    """Allocate a tensor and return it; its elements count as not written.
+    """Allocate a tensor and return it; its elements count as not written. The device loop around it records it.
 
     Raises :class:`~nki_impl.sim.errors.CapacityError` if SBUF or PSUM is full, and the errors of :func:`check_shape`.
     """
@@ -52,8 +52,8 @@ def new_tensor(
     label = name or ""
     if region is MemoryRegion.shared_hbm:
         storage = core.shared.allocate(core.core, lengths, kind, label, core.rank)
-        return NkiTensor(lengths, kind, storage, region, label)
-    storage = Storage(lengths, kind, region, label, (core.rank, core.core))
+    else:
+        storage = Storage(lengths, kind, region, label, (core.rank, core.core))
     if storage.on_chip:
         if address is not None:
             _check_address(address, storage)
@@ -61,7 +61,10 @@ def new_tensor(
         if address is not None:
             storage.line = kernel_line()
             link_rivals(storage, core.memory.tenants(storage))
-    return NkiTensor(lengths, kind, storage, region, label)
+    tensor = NkiTensor(lengths, kind, storage, region, label)
+    if core.loops is not None:
+        core.loops.allocated(tensor)
+    return tensor
 
 
 def _check_address(address: tuple[int, int], storage: Storage) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nki_impl.sim.errors import CapacityError
 
@@ -26,8 +26,7 @@ class Clock:
     now = 0
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Life:
+class Life(NamedTuple):
     """The first and the last use of a tile in PSUM or SBUF, and its bytes per partition."""
 
     first: int

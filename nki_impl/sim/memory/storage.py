@@ -23,6 +23,7 @@ import weakref
 from collections import Counter
 from enum import Enum
 from types import CodeType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ from numpy.typing import NDArray
 from nki_impl.sim.errors import CapacityError, PartitionError, ShapeError
 from nki_impl.sim.memory.liveness import Life, Lifetimes, collect
 from nki_impl.sim.tensor.dtypes import DType
+
+if TYPE_CHECKING:
+    from nki_impl.sim.tensor.overlap import Rival
 
 PARTITIONS = 128
 PSUM_BANKS = 8
@@ -51,25 +55,31 @@ class MemoryRegion(Enum):
     shared_hbm = "shared_hbm"
 
 
-_spare: dict[int, list[NDArray[np.uint8]]] = {}
-"""The bytes of freed on-chip tensors, by size, for the next tensors. Fresh memory costs a page fault for every 4 KiB,
-which together take as long as a small matrix product."""
+_spare: dict[int, list[tuple[NDArray[np.uint8], int]]] = {}
+"""The bytes of freed on-chip tensors and their address, by size, for the next tensors. Fresh memory costs a page fault
+for every 4 KiB, which together take as long as a small matrix product."""
 _MOST_SPARE = 32
 """The largest number of entries for one size."""
 _ONLY_HERE = 2
 """The reference count of an object that only one attribute (and the call that counts) refers to."""
 
 
-def _new_bytes(size: int) -> NDArray[np.uint8]:
+def _new_bytes(size: int) -> tuple[NDArray[np.uint8], int]:
+    """Return ``size`` bytes with any content, and their address."""
     held = _spare.get(size)
-    return held.pop() if held else np.empty(size, np.uint8)
+    if held:
+        return held.pop()
+    fresh = np.empty(size, np.uint8)
+    return fresh, fresh.__array_interface__["data"][0]
 
 
 class Storage:
     """One allocation of ``shape`` and ``dtype`` in ``buffer``.
 
     ``raw``: the bytes. ``missing``: the number of units that were never written. ``mask``: a bool for each ``unit``
-    bytes, True if written; None if nothing or everything has been written. ``started`` (PSUM): the elements whose last
+    bytes, True if written; None if nothing or everything has been written. ``alike``: ``mask`` has only the entries of
+    one partition, because they are the same in all: most instructions write all partitions of an on-chip tensor. ``widened``: float32 copies of
+    matmul operands (see :func:`~nki_impl.sim.tensor.access.read_operand`); None after each write. ``started`` (PSUM): the elements whose last
     write was by a matmul; None if there are none, True if all are. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
     ``read_only``: True for kernel inputs, which cannot be written. ``placed``: (partition, byte) if the kernel chose the
     address. ``rivals``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`. ``maker``: the code of the
@@ -78,8 +88,9 @@ class Storage:
 
     __slots__ = (
         "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
-        "read_only", "missing", "mask", "unit", "started", "account", "placed", "banks", "on_chip",
-        "free_size", "partition_bytes", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "maker", "__weakref__",
+        "read_only", "missing", "mask", "alike", "unit", "started", "account", "placed", "banks", "on_chip",
+        "free_size", "partition_bytes", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "maker",
+        "widened", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -94,8 +105,7 @@ class Storage:
         self.dtype = dtype
         self.shape = shape
         self.size = math.prod(shape)
-        self.raw: NDArray[np.uint8] = _new_bytes(self.size * dtype.itemsize)
-        self.base = self.raw.__array_interface__["data"][0]
+        self.raw, self.base = _new_bytes(self.size * dtype.itemsize)
         self.name = name
         self.owner = owner
         self.is_input = False
@@ -103,6 +113,8 @@ class Storage:
         self.read_only = False
         self.missing = self.size
         self.mask: NDArray[np.bool_] | None = None
+        self.alike = False
+        self.widened: dict[tuple[object, ...], NDArray[np.float32] | None] | None = None
         self.unit = dtype.itemsize
         self.started: NDArray[np.bool_] | bool | None = None
         self.account: CoreMemory | None = None
@@ -114,7 +126,7 @@ class Storage:
         self.partition_bytes = self.free_size * dtype.itemsize
         """Bytes per partition of an on-chip storage."""
         self.line = ""
-        self.rivals: list[weakref.ref[Storage]] = []
+        self.rivals: list[Rival] = []
         self.lost: NDArray[np.bool_] | None = None
         self.lost_to = ""
         self.maker: CodeType | None = None
@@ -122,10 +134,20 @@ class Storage:
         """The race detector's records of this storage."""
 
     def written_mask(self) -> NDArray[np.bool_]:
-        """Return the mask of written elements, one bool per ``unit`` bytes; create it if necessary."""
+        """Return the mask of written elements, one bool per ``unit`` bytes of all partitions; create it if necessary."""
         if self.mask is None:
             self.mask = np.full(self.raw.size // self.unit, self.missing == 0)
+        elif self.alike:
+            self.mask = np.tile(self.mask, self.shape[0])
+        self.alike = False
         return self.mask
+
+    def partition_mask(self) -> NDArray[np.bool_] | None:
+        """Return the mask of one partition if it holds for all of them, or None; create it if necessary."""
+        if self.mask is None:
+            self.mask = np.full(self.partition_bytes // self.unit, self.missing == 0)
+            self.alike = True
+        return self.mask if self.alike else None
 
     def started_mask(self) -> NDArray[np.bool_]:
         """Return the mask of elements whose last write was by a matmul; create it if necessary."""
@@ -156,7 +178,7 @@ class Storage:
             if sys.getrefcount(self.raw) == _ONLY_HERE:
                 spare = _spare.setdefault(self.raw.size, [])
                 if len(spare) < _MOST_SPARE:
-                    spare.append(self.raw)
+                    spare.append((self.raw, self.base))
 
 
 class CoreMemory:
@@ -174,13 +196,30 @@ class CoreMemory:
         self.psum_high = 0
         self.lifetimes = Lifetimes()
         self._placed: Counter[int] = Counter()
-        self._tenants: list[weakref.ref[Storage]] = []
+        self._tenants: dict[MemoryRegion, list[tuple[int, int, weakref.ref[Storage]]]] = {
+            MemoryRegion.sbuf: [],
+            MemoryRegion.psum: [],
+        }
+        self._crowded = 64
 
     def tenants(self, storage: Storage) -> list[Storage]:
-        """Return the other living tensors that the kernel placed in the memory of ``storage``, and add ``storage``."""
-        living = [(ref, held) for ref in self._tenants if (held := ref()) is not None]
-        self._tenants = [ref for ref, _ in living] + [weakref.ref(storage)]
-        return [held for _, held in living if held.buffer is storage.buffer]
+        """Return the other living tensors that the kernel placed at bytes of ``storage``, and add ``storage``.
+
+        They are in the same memory, but may be in other partitions.
+        """
+        assert storage.placed is not None
+        low, high = storage.placed[1], storage.placed[1] + storage.partition_bytes
+        placed = self._tenants[storage.buffer]
+        found = [
+            held
+            for first, last, ref in placed
+            if first < high and low < last and (held := ref()) is not None
+        ]
+        if len(placed) >= self._crowded:
+            placed[:] = [entry for entry in placed if entry[2]() is not None]
+            self._crowded = 2 * len(placed) + 64
+        placed.append((low, high, weakref.ref(storage)))
+        return found
 
     def charge(self, storage: Storage, address: tuple[int, int] | None) -> None:
         """Allocate space for ``storage``; ``address`` = (partition, byte) if the kernel chooses the place.
@@ -200,9 +239,9 @@ class CoreMemory:
             self.lifetimes.ended.append(
                 Life(storage.first, storage.last, storage.partition_bytes, psum)
             )
-        for bank, count in storage.banks.items():
-            self.psum_live[bank] -= count
         if storage.buffer is not MemoryRegion.sbuf:
+            for bank, count in storage.banks.items():
+                self.psum_live[bank] -= count
             return
         if storage.placed is None:
             self.sbuf_live -= storage.partition_bytes
@@ -324,7 +363,7 @@ def check_shape(shape: tuple[int, ...], buffer: MemoryRegion) -> None:
     :class:`ShapeError` for a length below 1.
     """
     for n in shape or (0,):
-        if not isinstance(n, (int, np.integer)) or n < 1:
+        if type(n) is not int and not isinstance(n, (int, np.integer)) or n < 1:
             raise ShapeError(
                 "shape", "positive integers, at least one", shape, "pass a tuple of lengths"
             )

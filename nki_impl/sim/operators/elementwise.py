@@ -13,7 +13,7 @@ import numpy as np
 from nki_impl.sim import isa
 from nki_impl.sim.errors import DtypeError, ShapeError, UnsupportedError
 from nki_impl.sim.machine.core import current
-from nki_impl.sim.machine.loops import new_tensor
+from nki_impl.sim.memory.allocate import new_tensor
 from nki_impl.sim.operators.ops import OPS
 from nki_impl.sim.operators.tokens import ON_TILES, multiply
 from nki_impl.sim.tensor.access import read_raw, tile, write

@@ -27,10 +27,13 @@ from nki_impl.sim.memory.registers import VirtualRegister
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
 from nki_impl.sim.tensor.dtypes import as_dtype, float32, round_once, rounds_on_store, to_float32
 from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
-from nki_impl.sim.tensor.patterns import over, strided, view_of
+from nki_impl.sim.tensor.patterns import over, over_each, strided, view_of
 from nki_impl.sim.tensor.views import NkiTensor
 
 Array = NDArray
+
+_MOST_WIDENED = 32
+"""The largest number of operands of one storage that are known by :func:`read_operand`; it bounds the memory."""
 
 
 def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
@@ -43,7 +46,6 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
     if not isinstance(tensor, NkiTensor):
         raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tile in SBUF or PSUM")
     storage = tensor._storage
-    touch(storage)
     if not storage.on_chip:
         raise PlacementError(
             operand, "a tile in SBUF or PSUM", tensor.buffer.value, "dma_copy it to SBUF"
@@ -54,6 +56,9 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
         static = resolve(tensor)
         assert static is not None
         tensor = static
+    storage.last = Clock.now
+    if storage.first < 0:
+        storage.first = storage.last
     if tensor._array.shape[0] != storage.shape[0] or storage.placed is not None:
         _check_start(tensor, operand)
     return tensor
@@ -121,10 +126,23 @@ def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
 
 
 def _mask(tensor: NkiTensor) -> NDArray[np.bool_]:
+    """Return the part of the mask of written elements that belongs to ``tensor``, for changes."""
     storage = tensor._storage
     if tensor.dtype.itemsize < storage.unit:
         storage.split_mask(tensor.dtype.itemsize)
     return over(tensor, storage.written_mask(), storage.unit)
+
+
+def _marks(tensor: NkiTensor) -> NDArray[np.bool_]:
+    """Return the same values as :func:`_mask`, which the caller must not change."""
+    storage = tensor._storage
+    if storage.alike and storage.mask is not None:
+        if tensor.dtype.itemsize < storage.unit:
+            storage.split_mask(tensor.dtype.itemsize)
+        marks = over_each(tensor, storage.mask, storage.unit)
+        if marks is not None:
+            return marks
+    return _mask(tensor)
 
 
 def is_written(tensor: NkiTensor) -> bool:
@@ -132,7 +150,12 @@ def is_written(tensor: NkiTensor) -> bool:
     storage = tensor._storage
     if storage.missing == 0:
         return True
-    return storage.mask is not None and bool(np.logical_and.reduce(_mask(tensor), axis=None))
+    if storage.mask is None:
+        return False
+    marks = _marks(tensor)
+    if marks.strides[0] == 0:
+        marks = marks[0]  # the same in all partitions
+    return bool(np.logical_and.reduce(marks, axis=None))
 
 
 def mark_written(tensor: NkiTensor) -> None:
@@ -144,6 +167,8 @@ def mark_written(tensor: NkiTensor) -> None:
         tensor._array.nbytes == storage.raw.size and tensor._array.flags.c_contiguous
     ):
         storage.set_all_written()
+        return
+    if storage.on_chip and tensor._array.shape[0] == storage.shape[0] and _mark_columns(tensor):
         return
     fresh = storage.mask is None
     mask = _mask(tensor)
@@ -159,6 +184,33 @@ def mark_written(tensor: NkiTensor) -> None:
         storage.mask = None
 
 
+def _mark_columns(tensor: NkiTensor) -> bool:
+    """Mark a tensor in all partitions of its storage as written, in one step for all; return whether that is possible."""
+    storage = tensor._storage
+    whole = storage.partition_mask()
+    if whole is None:
+        return False
+    if tensor.dtype.itemsize < storage.unit:
+        storage.split_mask(tensor.dtype.itemsize)
+        whole = storage.mask
+        assert whole is not None
+    array, unit = tensor._array, storage.unit
+    if array.strides == (storage.partition_bytes, unit) and array.itemsize == unit:
+        # The usual columns, start to stop - 1: no other view of the mask is needed.
+        start = tensor.byte_offset // unit
+        whole[start : start + array.shape[1]] = True
+    else:
+        marks = over_each(tensor, whole, unit)
+        if marks is None:
+            return False
+        marks[0] = True
+    missing = whole.size - int(np.count_nonzero(whole))
+    storage.missing = missing * storage.shape[0]
+    if missing == 0:
+        storage.mask = None
+    return True
+
+
 def check_read(tensor: NkiTensor, operand: str) -> None:
     """Notify the race detector, and raise :class:`UninitializedError` if an element has never been written."""
     storage = tensor._storage
@@ -172,7 +224,7 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
         refuse_lost(tensor, operand)
         _await_other_core(storage)
         shape = tensor.shape
-        count = 0 if storage.mask is None else int(np.count_nonzero(_mask(tensor)))
+        count = 0 if storage.mask is None else int(np.count_nonzero(_marks(tensor)))
         total = tensor.size * (tensor.dtype.itemsize // storage.unit)
         raise UninitializedError(
             operand,
@@ -206,6 +258,29 @@ def read(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
     if tensor._storage.missing or not tensor._storage.on_chip:
         check_read(tensor, operand)
     return to_float32(tensor._array)
+
+
+def read_operand(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
+    """Return what :func:`read` returns, for an on-chip operand that several matmuls may read: a tile of keys, for example.
+
+    The second conversion of the same elements to float32 is kept until the storage is written or freed. The first is
+    not, because most operands are read once, and fresh memory for each of them would push others out of the cache.
+    """
+    storage = tensor._storage
+    if storage.missing:
+        check_read(tensor, operand)
+    array = tensor._array
+    if tensor.dtype is float32:
+        return array
+    key = (tensor.byte_offset, array.shape, array.strides, tensor.dtype.name)
+    known = storage.widened
+    if known is None or len(known) == _MOST_WIDENED:
+        known = storage.widened = {}
+    held = known.get(key)
+    if held is None:
+        held = to_float32(array)
+        known[key] = held if key in known else None
+    return held
 
 
 def check_write(tensor: NkiTensor, operand: str) -> None:
@@ -243,6 +318,7 @@ def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
         exact = rounds_on_store(values, tensor.dtype)
         array[...] = values if exact else round_once(values, tensor.dtype)
     storage = tensor._storage
+    storage.widened = None
     if storage.missing:
         mark_written(tensor)
     if storage.started is not None:
@@ -269,6 +345,7 @@ def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "ds
     check_write(dst, operand)
     np.copyto(dst._array, values, where=chosen)
     storage = dst._storage
+    storage.widened = None
     if storage.missing:
         mask = _mask(dst)
         mask[...] |= chosen[..., None] if mask.ndim > dst.ndim else chosen
@@ -282,7 +359,7 @@ def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "ds
 def check_read_where(tensor: NkiTensor, chosen: Array, operand: str) -> None:
     """Raise :class:`UninitializedError` if an element of ``tensor`` where ``chosen`` is true has never been written."""
     if tensor._storage.missing and not is_written(tensor):
-        if tensor._storage.mask is None or not _mask(tensor)[chosen].all():
+        if tensor._storage.mask is None or not _marks(tensor)[chosen].all():
             check_read(tensor, operand)
 
 
@@ -324,8 +401,7 @@ def _holes(tensor: NkiTensor) -> NDArray[np.bool_]:
     """Return a bool array with the shape of ``tensor``: True where any byte of an element has not been written."""
     if tensor._storage.mask is None:
         return np.ones(tensor.shape, np.bool_)
-    mask = _mask(tensor)
-    missing: NDArray[np.bool_] = ~mask
+    missing: NDArray[np.bool_] = ~_marks(tensor)
     return missing if missing.ndim == tensor.ndim else np.any(missing, axis=-1)
 
 

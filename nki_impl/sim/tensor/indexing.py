@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nki_impl.sim.errors import DynamicValueError, EmptyViewError, PartitionError, ViewError
 
@@ -48,6 +49,48 @@ def numpy_key(shape: tuple[int, ...], on_chip: bool, key: Any) -> tuple[int | sl
         index = keys[last]
         out[last] = slice(index, index + 1)
     return tuple(out)
+
+
+def plain_offset(array: NDArray, on_chip: bool, key: Any) -> int | None:
+    """Return the bytes that ``array[key]`` leaves out at the start, if NumPy's indexing is also that of NKI.
+
+    That is the usual case: a tuple of slices without a step, and of ints that drop a free dimension, all of them valid.
+    Returns None for any other key, for which :func:`numpy_key` has the rules.
+
+    >>> array = np.zeros((128, 64), np.float32)
+    >>> plain_offset(array, True, (slice(1, 5), slice(None, 8)))
+    256
+    >>> plain_offset(array, True, (slice(None), 5)), plain_offset(array, True, (0, slice(3, 3)))
+    (None, None)
+    """
+    if type(key) is not tuple or not 0 < len(key) <= array.ndim:
+        return None
+    if on_chip and type(key[0]) is not slice:
+        return None
+    shape, strides = array.shape, array.strides
+    offset, rank = 0, len(shape)
+    for dim, one in enumerate(key):
+        if type(one) is slice:
+            first, last = one.start, one.stop
+            if one.step is not None:
+                return None
+            if first is None:
+                if last is None:
+                    continue
+                first = 0
+            elif last is None:
+                last = shape[dim]
+            if type(first) is not int or type(last) is not int:
+                return None
+            if not 0 <= first < last <= shape[dim]:
+                return None
+            offset += first * strides[dim]
+        elif type(one) is int and 0 <= one < shape[dim]:
+            offset += one * strides[dim]
+            rank -= 1
+        else:
+            return None
+    return offset if rank >= (2 if on_chip else 1) else None
 
 
 def checked_index(size: int, dim: int, index: Any) -> int:

@@ -14,20 +14,32 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import OverlapError, kernel_line
 from nki_impl.sim.memory.storage import Storage
-from nki_impl.sim.tensor.patterns import over
+from nki_impl.sim.tensor.patterns import over, over_each
 
 if TYPE_CHECKING:
     from nki_impl.sim.tensor.views import NkiTensor
 
 _PARTITION_STRIDE = 1 << 20
 """More than the bytes of a partition, so that (partition, byte) can be one number."""
+
+
+Place = tuple[slice, slice]
+"""Partitions and bytes of a partition."""
+
+
+class Rival(NamedTuple):
+    """A rival of a storage: the storage's own place ``mine`` is the same memory as ``theirs`` in ``storage()``."""
+
+    storage: weakref.ref[Storage]
+    mine: Place
+    theirs: Place
 
 
 def describe(storage: Storage) -> str:
@@ -41,17 +53,15 @@ def describe(storage: Storage) -> str:
 
 def link_rivals(storage: Storage, others: Iterable[Storage]) -> None:
     """Record which of ``others``, placed in the same memory of the same core, overlap the placed ``storage``."""
-    assert storage.placed is not None
-    low, high = storage.placed[1], storage.placed[1] + storage.partition_bytes
     for other in others:
-        first = other.placed[1] if other.placed else 0
-        # Most tensors are elsewhere: compare bytes before partitions.
-        if first < high and low < first + other.partition_bytes and _common(storage, other):
-            storage.rivals.append(weakref.ref(other))
-            other.rivals.append(weakref.ref(storage))
+        common = _common(storage, other)
+        if common is not None:
+            mine, theirs = common
+            storage.rivals.append(Rival(weakref.ref(other), mine, theirs))
+            other.rivals.append(Rival(weakref.ref(storage), theirs, mine))
 
 
-def _common(a: Storage, b: Storage) -> tuple[tuple[slice, slice], tuple[slice, slice]] | None:
+def _common(a: Storage, b: Storage) -> tuple[Place, Place] | None:
     """Return the rows and byte columns that two placed storages share, in each one's own numbers; None if none."""
     (p, c), (q, d) = a.placed or (0, 0), b.placed or (0, 0)
     top, bottom = max(p, q), min(p + a.shape[0], q + b.shape[0])
@@ -72,38 +82,103 @@ def _rows(storage: Storage, array: NDArray) -> NDArray:
 def overwrite_rivals(tensor: NkiTensor) -> None:
     """Mark the bytes that rivals share with ``tensor`` as lost, and the tensor's own bytes as present."""
     storage = tensor._storage
+    living = [(rival, held) for rival in storage.rivals if (held := rival.storage()) is not None]
+    if len(living) < len(storage.rivals):
+        storage.rivals = [rival for rival, _ in living]
+    # Most rivals are tensors whose work is done, of which nothing is left to lose.
+    living = [pair for pair in living if pair[1].mask is not None or pair[1].missing == 0]
+    if not living and storage.lost is None:
+        return
+    written = _written_bytes(tensor)
+    if storage.lost is not None:
+        storage.lost = storage.lost & ~written
+    for rival, held in living:
+        rows, columns = rival.mine
+        hit = written[:, columns] if len(written) == 1 else written[rows, columns]
+        _lose(held, rival.theirs, hit, storage)
+
+
+def _written_bytes(tensor: NkiTensor) -> NDArray[np.bool_]:
+    """Return (partitions, bytes) of the tensor's storage, True in the tensor; one row if that is the same in all."""
+    storage = tensor._storage
+    if tensor._array.shape[0] == storage.shape[0]:
+        row = np.zeros(storage.partition_bytes, np.bool_)
+        part = over_each(tensor, row, 1)
+        if part is not None:
+            part[0] = True
+            return row[None]
     written = np.zeros(storage.raw.size, np.bool_)
     over(tensor, written, 1)[...] = True
-    if storage.lost is not None:
-        storage.lost &= ~written
-    living = [rival for ref in storage.rivals if (rival := ref()) is not None]
-    if len(living) < len(storage.rivals):
-        storage.rivals = [weakref.ref(rival) for rival in living]
-    for rival in living:
-        common = _common(storage, rival)
-        assert common is not None
-        if rival.mask is not None or rival.missing == 0:
-            _lose(rival, common[1], _rows(storage, written)[common[0]], storage)
+    return _rows(storage, written)
 
 
-def _lose(rival: Storage, place: tuple[slice, slice], hit: NDArray[np.bool_], by: Storage) -> None:
-    """Mark the bytes ``hit`` of the part ``place`` of ``rival`` as lost to the storage ``by``."""
+def _lose(rival: Storage, place: Place, hit: NDArray[np.bool_], by: Storage) -> None:
+    """Mark the bytes ``hit`` of the part ``place`` of ``rival`` as lost to the storage ``by``.
+
+    ``hit`` has one row if it is the same in all partitions of ``place``. If these are all partitions of the rival, its
+    marks remain alike, and one row stands for all.
+    """
     if not hit.any():
         return
-    gone = np.zeros(rival.raw.size, np.bool_)
-    _rows(rival, gone)[place] = hit
-    if rival.missing:
-        gone &= np.repeat(rival.written_mask(), rival.unit)
-    mask = rival.written_mask()
-    rival.lost = gone if rival.lost is None else rival.lost | gone
     rival.lost_to = f"{describe(by)}, written at {kernel_line()}"
-    mask &= ~_any_byte(gone, rival.unit)
-    rival.missing = mask.size - int(np.count_nonzero(mask))
-    if rival.missing == mask.size:
-        rival.mask = None
+    rows, columns = place
+    alike = len(hit) == 1 and rows.stop - rows.start == rival.shape[0]
+    mask = rival.partition_mask() if alike else None
+    if mask is None:
+        mask, alike = rival.written_mask(), False
+    marks = mask[None] if alike else _rows(rival, mask)
+    rows = slice(None) if alike else rows
+    units, inside = _touched((rows, columns), rival.unit)
+    part = marks[units]
+    gone = np.zeros((len(part), part.shape[1] * rival.unit), np.bool_)
+    gone[:, inside] = hit
+    if rival.missing:
+        gone &= _each_byte(part, rival.unit)
+    _add_lost(rival, (rows, columns), gone[:, inside])
     if rival.started is not None:
-        started = rival.started_mask()
-        started &= ~_any_byte(gone, rival.dtype.itemsize)
+        _end_products(rival, place, gone[:, inside])
+    part &= ~_any_byte(gone, rival.unit)
+    left = int(np.count_nonzero(marks))
+    rival.missing = (marks.size - left) * (rival.shape[0] if alike else 1)
+    if left == 0:
+        rival.mask = None
+
+
+def _add_lost(rival: Storage, place: Place, gone: NDArray[np.bool_]) -> None:
+    """Add ``gone`` to the lost bytes of ``rival``, (partitions, bytes), which have one row if all rows are the same."""
+    lost = rival.lost
+    if lost is None:
+        lost = np.zeros(
+            (1 if place[0] == slice(None) else rival.shape[0], rival.partition_bytes), np.bool_
+        )
+    elif len(lost) == 1 and place[0] != slice(None):
+        lost = np.repeat(lost, rival.shape[0], axis=0)
+    lost[place] |= gone
+    rival.lost = lost
+
+
+def _end_products(rival: Storage, place: Place, gone: NDArray[np.bool_]) -> None:
+    """Record that elements of ``rival`` with a byte in ``gone`` were not written by a matmul last."""
+    width = rival.dtype.itemsize
+    wide, inside = _touched(place, width)
+    started = _rows(rival, rival.started_mask())[wide]
+    ended = np.zeros((len(gone), started.shape[1] * width), np.bool_)
+    ended[:, inside] = gone
+    started &= ~_any_byte(ended, width)
+
+
+def _touched(place: Place, width: int) -> tuple[Place, slice]:
+    """Return the place in units of ``width`` bytes that holds all bytes of ``place``, and where these are inside it."""
+    rows, columns = place
+    first, last = columns.start // width, -(-columns.stop // width)
+    skipped = columns.start - first * width
+    return (rows, slice(first, last)), slice(skipped, skipped + columns.stop - columns.start)
+
+
+def _each_byte(marks: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
+    """Repeat each mark ``width`` times along the last axis, as np.repeat does more slowly: 0x01 in each byte of a unit."""
+    ones = int.from_bytes(b"\x01" * width, "little")
+    return np.multiply(marks, ones, dtype=f"u{width}").view(np.bool_)
 
 
 def _any_byte(marks: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
@@ -116,7 +191,8 @@ def refuse_lost(tensor: NkiTensor, operand: str) -> None:
     storage = tensor._storage
     if storage.lost is None:
         return
-    lost = over(tensor, storage.lost, 1)
+    size = (storage.shape[0], storage.partition_bytes)
+    lost = over(tensor, np.ascontiguousarray(np.broadcast_to(storage.lost, size)).ravel(), 1)
     if lost.any():
         count = int(np.count_nonzero(lost.any(axis=-1) if lost.ndim > tensor.ndim else lost))
         raise OverlapError(
@@ -133,7 +209,7 @@ def check_copy(dst: NkiTensor, src: NkiTensor) -> None:
     if a is b:
         if not np.may_share_memory(dst._array, src._array):
             return
-    elif not a.rivals or not any(ref() is b for ref in a.rivals):
+    elif not a.rivals or not any(rival.storage() is b for rival in a.rivals):
         return
     to, of = _places(dst), _places(src)
     if np.array_equal(to, of) or not np.isin(to, of, kind="sort").any():

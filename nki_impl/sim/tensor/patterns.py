@@ -32,11 +32,15 @@ class Dynamic:
     limit: int
 
 
-def view_of(base: NkiTensor, array: NDArray, dtype: DType) -> NkiTensor:
-    """Return a tensor on the storage of ``base``; ``array`` holds its elements."""
+def view_of(base: NkiTensor, array: NDArray, dtype: DType, start: int | None = None) -> NkiTensor:
+    """Return a tensor on the storage of ``base``; ``array`` holds its elements.
+
+    ``start``: the distance of its first element from that of the storage in bytes, if the caller knows it.
+    """
     out = object.__new__(type(base))
     out._storage = base._storage
     out._array = array
+    out._start = start
     out.dtype = dtype
     out.dynamic = None
     out.whole = False
@@ -121,6 +125,26 @@ def over(tensor: NkiTensor, shadow: NDArray, unit: int) -> NDArray:
         shape, strides = (*shape, width), (*strides, size)
     start = tensor.byte_offset // unit * size
     return np.ndarray(shape, shadow.dtype, shadow, start, strides)
+
+
+def over_each(tensor: NkiTensor, shadow: NDArray, unit: int) -> NDArray | None:
+    """Return :func:`over` for a ``shadow`` of one on-chip partition, which is repeated for all partitions of ``tensor``.
+
+    Returns None unless the first dimension of ``tensor`` is the partitions, and no other one reaches into the next
+    partition, as an access pattern may.
+    """
+    width = tensor.dtype.itemsize // unit
+    array, size = tensor._array, shadow.itemsize
+    if array.shape[0] > 1 and array.strides[0] != tensor._storage.partition_bytes:
+        return None
+    shape, strides = array.shape, (0, *[s // unit * size for s in array.strides[1:]])
+    if width > 1:
+        shape, strides = (*shape, width), (*strides, size)
+    start = tensor.byte_offset % tensor._storage.partition_bytes // unit * size
+    try:
+        return np.ndarray(shape, shadow.dtype, shadow, start, strides)
+    except (ValueError, TypeError):  # NumPy checks the bounds
+        return None
 
 
 def access_pattern(

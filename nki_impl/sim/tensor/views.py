@@ -38,7 +38,12 @@ from nki_impl.sim.operators.refusal import (
     warn_of_truth,
 )
 from nki_impl.sim.tensor.dtypes import DType, as_dtype
-from nki_impl.sim.tensor.indexing import checked_index, checked_slice, numpy_key
+from nki_impl.sim.tensor.indexing import (
+    checked_index,
+    checked_slice,
+    numpy_key,
+    plain_offset,
+)
 from nki_impl.sim.tensor.objects import NKIObject
 from nki_impl.sim.tensor.patterns import (
     Dynamic,
@@ -63,10 +68,11 @@ class NkiTensor(NKIObject):
     if the view covers the whole storage in order.
     """
 
-    __slots__ = ("_storage", "_array", "dtype", "dynamic", "whole")
+    __slots__ = ("_storage", "_array", "_start", "dtype", "dynamic", "whole")
 
     _storage: Storage
     _array: NDArray
+    _start: int | None
     dtype: DType
     dynamic: Dynamic | None
     whole: bool
@@ -81,7 +87,8 @@ class NkiTensor(NKIObject):
     ) -> None:
         self._storage = storage
         self.dtype = dtype
-        self._array = storage.raw.view(dtype.storage).reshape(shape)
+        self._array = np.ndarray(shape, dtype.storage, storage.raw)
+        self._start = 0
         self.dynamic = None
         self.whole = True
 
@@ -106,8 +113,11 @@ class NkiTensor(NKIObject):
     @property
     def byte_offset(self) -> int:
         """The distance of the view's first element from the first element of the storage, in bytes."""
-        start: int = self._array.__array_interface__["data"][0]
-        return start - self._storage.base
+        if self._start is None:
+            # NumPy describes the whole array for its address, which takes longer than to make the view.
+            address: int = self._array.__array_interface__["data"][0]
+            self._start = address - self._storage.base
+        return self._start
 
     @property
     def name(self) -> str:
@@ -160,10 +170,14 @@ class NkiTensor(NKIObject):
         return [[s, n] for s, n in zip(self.strides, self.shape, strict=True)]
 
     def __getitem__(self, key: Any) -> NkiTensor:
-        array = self._array
+        array, on_chip = self._array, self._storage.on_chip
         shape = array.shape
+        if self.dynamic is None and self._start is not None:
+            skipped = plain_offset(array, on_chip, key)
+            if skipped is not None:
+                return view_of(self, array[key], self.dtype, self._start + skipped)
         try:
-            at = numpy_key(shape, self._storage.on_chip, key)
+            at = numpy_key(shape, on_chip, key)
         except EmptyViewError as error:
             return unusable(self, error, self.dtype)
         return self._view(array[at])
