@@ -99,6 +99,12 @@ def report_options(function: Function) -> Function:
     help="TOML file with the ids of cases that must fail, or patterns with the number that must fail, each "
     "with a reason. An expected failure that passes fails the run.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with an interrupted run: cases that passed in the file of --report do not run again. The target must "
+    "be unchanged.",
+)
 @report_options
 def check_command(**given: Any) -> None:
     """Test an implementation of ring attention, and report where it is wrong.

@@ -32,6 +32,7 @@ from ringspec.conformance.report.report import (
     plain,
     report_lines,
 )
+from ringspec.conformance.report.resume import taken_over
 from ringspec.conformance.run.executor import opened
 from ringspec.conformance.run.expected import Expectation, read_expected
 from ringspec.conformance.run.load import asked_of, telling
@@ -57,13 +58,20 @@ def check(
     expected_failures: Path | None,
     as_json: bool,
     sharp: float | None = None,
+    resume: bool = False,
     **files: Path | None,
 ) -> None:
     """Run ``ringspec check`` or ``smoke``: all cases of a profile, or those that ``only`` selects.
 
-    ``files`` maps the format of a report to the file to write. The other parameters are the options of these commands.
+    ``resume``: cases that passed in the report of an interrupted run do not run again. ``files`` maps the format of a report to the file to write. The other parameters are the options of these commands.
     """
     spec = target_or_default(target)
+    if resume and files.get("report") is None:
+        raise OptionError(
+            "--report FILE with --resume, the report of the interrupted run",
+            "no --report",
+            "name the file that the interrupted run wrote",
+        )
     profile, only = asked_of(spec, profile, only)
     expected = None if expected_failures is None else read_expected(expected_failures)
     options: dict[str, Any] = {
@@ -73,7 +81,7 @@ def check(
         "expected_failures": expected,
         "profile": profile,
     }
-    perform(spec, profile, run_cases(profile), options, as_json, files, sharp)
+    perform(spec, profile, run_cases(profile), options, as_json, files, sharp, resume=resume)
 
 
 def replay(
@@ -150,9 +158,11 @@ def perform(
     files: dict[str, Path | None],
     sharp: float | None = None,
     then: Callable[[Target], None] | None = None,
+    resume: bool = False,
 ) -> None:
     """Load the target, run the cases and write reports; end the program if the exit code is not 0.
 
+    ``resume``: take over the records of the report that an interrupted run left (:func:`taken_over`).
     ``sharp``: if given, add a larger noise case (see :func:`sharpened`) that takes at most this many seconds. ``then``:
     a function that is called with the target before the program ends.
     """
@@ -171,10 +181,11 @@ def perform(
         Expectation(options.get("expected_failures") or {}, target, cases)
         header = make_header(target, spec=spec, profile=profile, vectors=vectors_data())
         header["options"] = {"timeout": timeout}
+        done = kept_of(wanted["report"], header, chosen) if resume else {}
         if not as_json:
             check_text.show_head(header, len(chosen))
         with (
-            writers(header, as_json, wanted.get("report")) as lines,
+            writers(header, as_json, wanted.get("report"), list(done.values())) as lines,
             counting(profile, not (debugged and sys.stderr.isatty())) as bar,
         ):
             readouts: list[Record] = []
@@ -188,7 +199,7 @@ def perform(
                     check_text.show_first(readouts)
                     readouts.clear()
 
-            options |= {"progress": bar, "sink": sink, "diagnose": Diagnoser()}
+            options |= {"progress": bar, "sink": sink, "diagnose": Diagnoser(), "done": done}
             options["capture"] = as_json or not debugged
             summary = run(target, cases, spec=spec, **options)
             # Single cases do not test most claims, so a replay does not list the untested ones.
@@ -265,22 +276,39 @@ class Nowhere:
         pass
 
 
+def kept_of(path: Path, header: dict[str, Any], cases: Sequence[RunCase]) -> dict[str, Record]:
+    """Return by id the records that this run takes over from the report at ``path``, and say on stderr how many."""
+    found = taken_over(path, header)
+    kept = {case.id: found[case.id] for case in cases if case.id in found}
+    passed = sum(record.outcome == "pass" for record in kept.values())
+    click.echo(f"resumed: {passed} cases passed in {path} and do not run again", err=True)
+    return kept
+
+
 @contextlib.contextmanager
 def writers(
-    header: dict[str, Any], as_json: bool, path: Path | None
+    header: dict[str, Any], as_json: bool, path: Path | None, done: Sequence[Record] = ()
 ) -> Iterator[list[ReportWriter]]:
     """Yield the report writers: one without output, one for stdout if ``as_json``, and one for ``path`` if given.
 
-    The writer without output computes the footer of the report, which is always needed.
+    The writer without output computes the footer of the report, which is always needed. ``done``: records that are
+    already known. All are in the new file before it replaces the old one.
     """
     with contextlib.ExitStack() as stack:
         streams: list[TextIO] = [Nowhere()]  # type: ignore[list-item]
         if as_json:
             # The target's output on sys.stdout must not get between the lines.
             streams.append(sys.stdout)
-        if path is not None:
-            streams.append(stack.enter_context(path.open("w", encoding="utf-8", newline="\n")))
-        yield [ReportWriter(stream, header) for stream in streams]
+        begun = path if path is None or not done else path.with_name(path.name + ".begun")
+        if begun is not None:
+            streams.append(stack.enter_context(begun.open("w", encoding="utf-8", newline="\n")))
+        found = [ReportWriter(stream, header) for stream in streams]
+        for record in done:
+            for writer in found:
+                writer(record)
+        if begun is not None and path is not None and begun != path:
+            begun.replace(path)
+        yield found
 
 
 def write_files(report: Report, wanted: Files) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -78,6 +78,7 @@ def run(
     diagnose: Diagnose | None = None,
     profile: str | None = None,
     capture: bool = True,
+    done: Mapping[str, Record] | None = None,
 ) -> Summary:
     """Run cases against a target, the program under test.
 
@@ -90,7 +91,8 @@ def run(
     call of more than ``timeout`` seconds is a 'timeout', and ``jobs`` processes work at the same time; each of them
     calls the target in another process. These processes find the cases by ``profile``, so ``jobs`` > 1 requires a
     profile. Records do not depend on ``jobs``. Without ``capture``, what a target in this process prints goes to
-    stdout, for a debugger. Ctrl-C ends the run; the remaining cases are 'not run'.
+    stdout, for a debugger. Ctrl-C ends the run; the remaining cases are 'not run'. ``done``: records by id of an
+    interrupted run, whose cases do not run again; they are not passed to ``sink``.
 
     >>> from ringspec.conformance.cases.profiles import run_cases
     >>> from ringspec.conformance.targets.reference import reference_float64
@@ -101,16 +103,22 @@ def run(
     chosen = selected(cases, only)
     expected = Expectation(expected_failures or {}, target, cases)
     records: list[Record] = []
-    running = executed(target, chosen, timeout, jobs, spec, diagnose, profile, capture)
+    known = done or {}
+    due = [case for case in chosen if case.id not in known]
+    running = executed(target, due, timeout, jobs, spec, diagnose, profile, capture)
     try:
-        for record in running:
-            records.append(expected.settle(record))
-            report(records, len(chosen), progress, sink)
+        for case in chosen:
+            fresh = case.id not in known
+            records.append(expected.settle(next(running) if fresh else known[case.id]))
+            report(records, len(chosen), progress, sink if fresh else None)
+        next(running, None)  # it ends by itself, and with it the processes that it started
     except KeyboardInterrupt:
         running.close()
         for case in chosen[len(records) :]:
-            records.append(Record(case.id, "not run", case.needs, flags=case.flags))
-            report(records, len(chosen), None, sink)
+            fresh = case.id not in known
+            left = Record(case.id, "not run", case.needs, flags=case.flags)
+            records.append(left if fresh else expected.settle(known[case.id]))
+            report(records, len(chosen), None, sink if fresh else None)
         return summary_of(target, records, complete=False)
     return summary_of(target, records)
 
