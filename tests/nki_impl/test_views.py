@@ -161,6 +161,26 @@ def test_ap_in_hbm_is_free_and_stays_inside(core: Core) -> None:
             h.ap(pattern)
 
 
+def test_ap_on_a_slice_within_partitions_counts_from_the_slice_if_its_stride_does(
+    core: Core,
+) -> None:
+    t = tile(normal(64, 32))
+    part = t[:, 20:32]
+    assert np.array_equal(part.ap([[12, 64], [1, 12]], offset=0).array, part.array)
+    assert np.array_equal(part.ap([[12, 64], [2, 3]], offset=5).array, part.array[:, 5:10:2])
+    assert np.array_equal(part.ap([[12, 1], [1, 4]], offset=2).array, part.array[:1, 2:6])
+    assert np.array_equal(part.ap([[12, 64], [1, 12]]).array, part.array)
+    halves = part.ap([[24, 64], [1, 24]], offset=0, dtype=nl.int16)
+    assert np.array_equal(halves.array, np.ascontiguousarray(part.array).view(np.int16))
+    # The stride of the storage: the pattern counts from the storage, as before.
+    assert np.array_equal(part.ap([[32, 64], [1, 12]], offset=0).array, t.array[:, :12])
+    with pytest.raises(OutOfBoundsError):
+        nisa.memset(part.ap([[12, 64], [1, 13]], offset=0), 0.0)
+    for view in (t[:, 0:32:2], t.reshape((64, 4, 8))[:, :, 0:4]):
+        with pytest.raises(PartitionError, match="the first pair"):
+            view.ap([[16, 64], [1, 16]], offset=0)
+
+
 UNUSABLE: dict[str, Callable[[Any], Any]] = {
     "an empty index": lambda h: h[2:2],
     "an empty slice": lambda h: h.slice(1, 6, 6),

@@ -142,6 +142,9 @@ def access_pattern(
     start = base.byte_offset if offset is None else offset * kind.itemsize
     shape = tuple(int(count) for _, count in pattern)
     strides = tuple(int(stride) * kind.itemsize for stride, _ in pattern)
+    if _counts_from_view(base, pattern[0][0], kind):
+        strides = (base._storage.partition_bytes, *strides[1:])
+        start = base.byte_offset + (offset or 0) * kind.itemsize
     indirect = scalar_offset is not None or vector_offset is not None
     try:
         array = strided(base, start, shape, strides, kind, check=not indirect)
@@ -167,6 +170,21 @@ def access_pattern(
     return out
 
 
+def _counts_from_view(base: NkiTensor, stride: int, kind: DType) -> bool:
+    """Return whether a pattern whose first stride is ``stride`` counts from ``base`` instead of its storage.
+
+    It does if ``base`` is a slice within the partitions of an on-chip tile, and the stride is the number of its free
+    elements. The documentation does not describe this case; AWS's mlp_tkg makes such patterns, and adds their offset to
+    the offset of the slice (core/mlp/mlp_tkg/mlp_tkg_gate_up_projection.py).
+    """
+    storage = base._storage
+    if not storage.on_chip or base.whole or not base.is_contiguous():
+        return False
+    array = base._array
+    row = array.nbytes // array.shape[0]
+    return row != storage.partition_bytes and stride * kind.itemsize == row
+
+
 def _check_pattern(base: NkiTensor, pattern: list[list[int]], kind: DType) -> None:
     storage = base._storage
     if not pattern or len(pattern) > 5 or any(len(pair) != 2 for pair in pattern):
@@ -182,7 +200,9 @@ def _check_pattern(base: NkiTensor, pattern: list[list[int]], kind: DType) -> No
         return
     free = storage.free_size * storage.dtype.itemsize // kind.itemsize
     stride, count = pattern[0]
-    if count > PARTITIONS or (count > 1 and stride != free):
+    if count > PARTITIONS or (
+        count > 1 and stride != free and not _counts_from_view(base, stride, kind)
+    ):
         raise PartitionError(
             "pattern",
             f"the first pair of an on-chip tensor is [{free} (its free elements), partitions <= {PARTITIONS}]",
