@@ -2,7 +2,8 @@
 
 from nki_impl.sim.errors import NkiValidationError
 from nki_impl.sim.isa import enums as constants
-from nki_impl.sim.isa.dma import dma_compute, dma_copy, dma_transpose
+from nki_impl.sim.isa.dma import dma_copy, dma_transpose
+from nki_impl.sim.isa.dma_sums import dma_compute
 from nki_impl.sim.isa.enums import (
     dge_mode,
     dma_engine,
