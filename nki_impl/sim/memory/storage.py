@@ -4,9 +4,10 @@ A :class:`Storage` is one allocation. It holds the bytes and, until every elemen
 written elements. Unwritten memory holds any bytes; reading it for arithmetic is an error (see
 :mod:`nki_impl.sim.tensor.access`).
 
-The used capacity of SBUF is the number of allocated bytes per partition. PSUM is counted per bank of 2 KiB. A tile that
-fits into one bank is never split between two banks. A storage is freed when the last Python reference to its tensor and
-views is dropped; with CPython's reference counts that moment depends only on the program.
+The used capacity of SBUF is the number of allocated bytes per partition; if they exceed the capacity, :mod:`.liveness`
+decides. PSUM is counted per bank of 2 KiB. A tile that fits into one bank is never split between two banks. A storage is
+freed when the last Python reference to its tensor and views is dropped; with CPython's reference counts that moment
+depends only on the program.
 
 A kernel may place tensors itself (``address=``). Such tensors keep separate bytes even if their addresses overlap; the
 module :mod:`nki_impl.sim.tensor.overlap` finds reads of overwritten data. Together they use as many bytes as the
@@ -198,7 +199,7 @@ class CoreMemory:
         if storage.placed is None and storage.first >= 0:
             psum = storage.buffer is MemoryRegion.psum
             self.lifetimes.ended.append(
-                Life(storage.first, storage.last, storage.partition_bytes, psum)
+                Life(storage.first, storage.last, storage.partition_bytes, psum, storage.shape[0])
             )
         for bank, count in storage.banks.items():
             self.psum_live[bank] -= count
