@@ -47,13 +47,16 @@ class NoElements:
     """The place of the elements of a view that no instruction can use; every use raises ``error``.
 
     AWS's kernels make such views and do not use them: views past the end of a tile
-    (core/output_projection/output_projection_tkg.py), and empty ones (experimental/loss/cross_entropy.py).
+    (core/output_projection/output_projection_tkg.py), and empty ones (experimental/loss/cross_entropy.py). An empty
+    view has no shape; that of a pattern is given by its counts, and core/moe/moe_cte/bwmm_shard_on_block.py uses it:
+    ``counts`` are the shape that :attr:`NkiTensor.shape` returns, or None.
     """
 
-    __slots__ = ("error",)
+    __slots__ = ("error", "counts")
 
-    def __init__(self, error: ViewError | OutOfBoundsError) -> None:
+    def __init__(self, error: ViewError | OutOfBoundsError, counts: tuple[int, ...] | None) -> None:
         self.error = error
+        self.counts = counts
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._used()
@@ -71,9 +74,17 @@ class NoElements:
         return self.error.with_traceback(None)
 
 
-def unusable(base: NkiTensor, error: ViewError | OutOfBoundsError, dtype: DType) -> NkiTensor:
-    """Return a tensor on the storage of ``base`` that raises ``error`` when it is used, and not before."""
-    return view_of(base, cast(NDArray, NoElements(error)), dtype)
+def unusable(
+    base: NkiTensor,
+    error: ViewError | OutOfBoundsError,
+    dtype: DType,
+    shape: tuple[int, ...] | None = None,
+) -> NkiTensor:
+    """Return a tensor on the storage of ``base`` that raises ``error`` when it is used, and not before.
+
+    ``shape``: the shape of the tensor; None if its use is an error, too.
+    """
+    return view_of(base, cast(NDArray, NoElements(error, shape)), dtype)
 
 
 def strided(
@@ -149,7 +160,7 @@ def access_pattern(
     try:
         array = strided(base, start, shape, strides, kind, check=not indirect)
     except OutOfBoundsError as error:
-        return unusable(base, error, kind)
+        return unusable(base, error, kind, shape)
     out = view_of(base, array, kind)
     if not indirect:
         return out

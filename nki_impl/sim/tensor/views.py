@@ -91,7 +91,10 @@ class NkiTensor(NKIObject):
     @property
     def shape(self) -> tuple[int, ...]:
         """Length of each dimension; dimension 0 is the partition dimension on chip."""
-        return self._array.shape
+        array = self._array
+        if isinstance(array, NoElements) and array.counts is not None:
+            return array.counts
+        return array.shape
 
     @property
     def strides(self) -> tuple[int, ...]:
