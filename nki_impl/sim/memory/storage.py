@@ -66,6 +66,12 @@ def _new_bytes(size: int) -> NDArray[np.uint8]:
     return held.pop() if held else np.empty(size, np.uint8)
 
 
+class NewMemory:
+    """How memory begins. With ``zeros``, it holds zeros and counts as written (RINGSPEC_NKI_UNWRITTEN=zeros)."""
+
+    zeros = False
+
+
 class Storage:
     """One allocation of ``shape`` and ``dtype`` in ``buffer``.
 
@@ -121,6 +127,9 @@ class Storage:
         self.maker: CodeType | None = None
         self.shadow: object = None
         """The race detector's records of this storage."""
+        if NewMemory.zeros:
+            self.raw[:] = 0
+            self.missing = 0
 
     def written_mask(self) -> NDArray[np.bool_]:
         """Return the mask of written elements, one bool per ``unit`` bytes; create it if necessary."""
