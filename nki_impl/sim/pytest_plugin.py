@@ -11,6 +11,8 @@ Environment variables:
   1.05 makes correct kernels fail.
 - RINGSPEC_NKI_RACES: "warn" makes a race a :class:`~nki_impl.sim.errors.RaceWarning` instead of an error, so that the
   numbers are compared nevertheless. The report of a test lists its races in ``user_properties`` under the name "race".
+- RINGSPEC_NKI_UNWRITTEN: "zeros" makes memory begin with zeros that count as written, so that the numbers of a test that
+  expects zeros in memory that no instruction wrote are compared nevertheless.
 - RINGSPEC_NKI_INTERLEAVE: a seed; cores and ranks then take turns at random instructions.
 """
 

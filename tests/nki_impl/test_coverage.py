@@ -48,10 +48,10 @@ def test_the_report_lists_the_new_names_of_nki_0_7():
     later = coverage().later
     assert later.version.startswith("nki 0.7.0 (Neuron 2.33)")
     assert later.missing == {
-        "nki.isa": ("NkiScalar", "scalar_load", "scalar_store"),
+        "nki.isa": (),
         "nki.collectives": (),
     }
-    assert "5 of 8 names of nki 0.7.0" in str(coverage())
+    assert "8 of 8 names of nki 0.7.0" in str(coverage())
 
 
 def test_a_name_that_only_raises_is_not_offered():

@@ -9,10 +9,16 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.errors import DmaError, DtypeError, UninitializedError, UnsupportedError
+from nki_impl.sim.errors import (
+    DmaError,
+    DtypeError,
+    OutOfBoundsError,
+    UninitializedError,
+    UnsupportedError,
+)
 from nki_impl.sim.machine.core import Core
 
-from .tiles import bf16, empty, normal, tile, values
+from .tiles import Array, bf16, empty, normal, tile, values
 
 
 def hbm(shape: tuple[int, ...], dtype: Any = nl.float32) -> nl.NkiTensor:
@@ -147,3 +153,70 @@ def test_dma_compute_adds_in_float32_and_rounds_once(core: Core) -> None:
         nisa.dma_compute(out, [], nl.add)
     with pytest.raises(DmaError, match="elements"):
         nisa.dma_compute(out, [tile(normal(4, 5))], nl.add)
+
+
+def rows_of(table: Array, indices: list[int]) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Return a table in HBM, and the view of the rows that the indices select."""
+    h = tile(table, buffer=nl.hbm)
+    index = tile(np.array(indices)[:, None], nl.int32)
+    pattern = [[table.shape[1], len(indices)], [1, table.shape[1]]]
+    return h, h.ap(pattern, vector_offset=index)
+
+
+def test_dma_compute_adds_gathered_rows_to_a_tile(core: Core) -> None:
+    table, x = normal(8, 5), normal(3, 5, seed=1)
+    _, rows = rows_of(table, [6, 0, 6])
+    t = tile(x)
+    nisa.dma_compute(t[:, :], [rows, t[:, :]], nl.add)
+    assert np.array_equal(values(t), table[[6, 0, 6]] + x)
+
+
+def test_dma_compute_adds_a_tile_to_scattered_rows(core: Core) -> None:
+    table, x = normal(8, 5), normal(3, 5, seed=1)
+    h, rows = rows_of(table, [6, 0, 3])
+    nisa.dma_compute(rows, [rows, tile(x)], nl.add)
+    table[[6, 0, 3]] += x
+    assert np.array_equal(values(h), table)
+
+
+def test_rows_that_a_scatter_selects_twice_need_unique_indices_false(core: Core) -> None:
+    table, x = normal(8, 5), normal(3, 5, seed=1)
+    h, rows = rows_of(table, [6, 0, 6])
+    with pytest.raises(DmaError, match="unique_indices.* row 6 2 times"):
+        nisa.dma_compute(rows, [rows, tile(x)], nl.add)
+    assert np.array_equal(values(h), table)
+    nisa.dma_compute(rows, [tile(x), rows], nl.add, unique_indices=False)
+    want = table.copy()
+    for row, line in zip([6, 0, 6], x, strict=True):
+        want[row] += line
+    assert np.array_equal(values(h), want)
+
+
+def test_dma_compute_with_indices_outside_the_table_is_an_error_or_adds_nothing(core: Core) -> None:
+    table, x = normal(8, 5), normal(2, 5, seed=1)
+    h, rows = rows_of(table, [8, 1])
+    for dst in (rows, tile(x)):
+        with pytest.raises(OutOfBoundsError, match="got 8"):
+            nisa.dma_compute(dst, [rows, dst if dst is not rows else tile(x)], nl.add)
+    nisa.dma_compute(rows, [rows, tile(x)], nl.add, oob_mode=nisa.oob_mode.skip)
+    table[1] += x[1]
+    assert np.array_equal(values(h), table)
+
+
+def test_dma_compute_with_indices_needs_dst_among_two_sources_and_written_memory(
+    core: Core,
+) -> None:
+    h, rows = rows_of(normal(8, 5), [2, 1])
+    _, others = rows_of(normal(8, 5), [2, 1])
+    t, u = tile(normal(2, 5)), tile(normal(2, 5))
+    for dst, srcs in ((t, [rows, u]), (t, [rows, t, u]), (rows, [others, t]), (t, [t, t, rows])):
+        with pytest.raises(DmaError, match="dst itself and one other"):
+            nisa.dma_compute(dst, srcs, nl.add)
+    with pytest.raises(DmaError, match="a tile in SBUF and rows in HBM"):
+        nisa.dma_compute(rows, [rows, h[0:2]], nl.add)
+    with pytest.raises(UnsupportedError, match="scalar_offset"):
+        one = h.ap([[5, 1], [1, 5]], scalar_offset=tile(np.ones((1, 1)), nl.int32))
+        nisa.dma_compute(t[0:1], [one, t[0:1]], nl.add)
+    empty_rows = hbm((8, 5)).ap([[5, 2], [1, 5]], vector_offset=tile(np.ones((2, 1)), nl.int32))
+    with pytest.raises(UninitializedError):
+        nisa.dma_compute(t, [empty_rows, t], nl.add)

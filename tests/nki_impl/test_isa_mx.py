@@ -109,6 +109,62 @@ def test_quantize_mx_scales_by_the_largest_exponent_of_8_partitions_and_4_number
         values(scale[4:5])
 
 
+@pytest.mark.parametrize("dtype", PACKED)
+def test_the_bits_of_a_scale_are_the_same_in_both_scale_dtypes(trn3: Core, dtype: Any) -> None:
+    x = tile(bf16(normal(64, 24)), nl.bfloat16)
+    octets, powers = empty((64, 6), nl.uint8), empty((64, 6), nl.float8_e8m0fnu)
+    nisa.quantize_mx(empty((64, 6), dtype), x, octets)
+    nisa.quantize_mx(empty((64, 6), dtype), x, powers)
+    for start in (0, 32):
+        at = slice(start, start + 4)
+        assert np.array_equal(octets.array[at], powers.array[at].view(np.uint8))
+
+
+def test_partitions_of_a_scale_tile_without_scales_stay_unwritten(trn3: Core) -> None:
+    scale = empty((64, 6), nl.uint8)
+    nisa.quantize_mx(
+        empty((64, 6), nl.float8_e4m3fn_x4), tile(bf16(normal(64, 24)), nl.bfloat16), scale
+    )
+    out = nl.ndarray((64, 6), nl.uint8, buffer=nl.shared_hbm)
+    with pytest.raises(UninitializedError, match="336 of 384 elements"):
+        nisa.dma_copy(out, scale)
+    for start in (0, 32):
+        nisa.dma_copy(out[start : start + 4], scale[start : start + 4])
+    with pytest.raises(UninitializedError):
+        values(out)
+
+
+def test_quantize_mx_keeps_the_scales_of_other_tensors_in_the_same_tile(trn3: Core) -> None:
+    scale = empty((64, 6), nl.uint8)
+    nisa.dma_copy(scale[4:8], tile(np.full((4, 6), 77), nl.uint8))
+    nisa.memset(scale[32:64], 78)
+    nisa.quantize_mx(
+        empty((32, 6), nl.float8_e5m2_x4), tile(bf16(normal(32, 24)), nl.bfloat16), scale[0:32]
+    )
+    assert (scale.array[4:8] == 77).all() and (values(scale[32:64]) == 78).all()
+    assert values(scale[0:4]).max() < 128
+    with pytest.raises(UninitializedError, match="144 of 192"):
+        nisa.dma_copy(nl.ndarray((32, 6), nl.uint8, buffer=nl.hbm), scale[0:32])
+
+
+@pytest.mark.parametrize("dtype", [*PACKED, nl.float4_e2m1fn_x4])
+def test_a_packed_element_counts_as_written_when_all_its_bytes_are(trn3: Core, dtype: Any) -> None:
+    packed, c = empty((32, 4), dtype), empty((4, 4), nl.float32, nl.psum)
+    scales = tile(np.full((32, 4), 127), nl.uint8)
+    octets = packed.view(nl.uint8)
+    last = octets.shape[1] - 1
+    nisa.memset(octets[:, 0:last], 0)
+    for read in (
+        lambda: nisa.dma_copy(nl.ndarray((32, 4), dtype, buffer=nl.hbm), packed),
+        lambda: nisa.nc_matmul_mx(c, packed, packed, scales, scales),
+    ):
+        with pytest.raises(UninitializedError, match="32 of"):
+            read()
+    nisa.memset(octets[:, last : last + 1], 0)
+    nisa.nc_matmul_mx(c, packed, packed, scales, scales)
+    assert (values(c) == 0).all()
+
+
 def test_matmul_mx_multiplies_scaled_blocks_and_sums_four_numbers(trn3: Core) -> None:
     rng = np.random.default_rng(3)
     a, b = (rng.integers(-6, 7, (64, n)).astype(np.float32) for n in (4 * 5, 4 * 7))

@@ -9,7 +9,7 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
-from nki_impl.sim.errors import DtypeError, LaunchError, UninitializedError
+from nki_impl.sim.errors import DtypeError, DynamicValueError, LaunchError, UninitializedError
 from nki_impl.sim.machine.core import Core, acting_as
 
 from .tiles import empty, tile, values
@@ -71,3 +71,82 @@ def test_an_instruction_returns_a_handle_that_orders_nothing_more(core: Core) ->
 def test_registers_belong_to_a_launch() -> None:
     with pytest.raises(LaunchError):
         nisa.register_alloc(1)
+
+
+# Scalars --------------------------------------------------------------------------------------------
+
+
+def scalar(value: int) -> Any:
+    return nisa.scalar_load(tile(np.array([[value]]), nl.int32))
+
+
+def stored(value: Any, buffer: Any = nl.sbuf) -> int:
+    out = nl.ndarray((1, 1), nl.int32, buffer)
+    nisa.scalar_store(out, value)
+    return int(values(out).item())
+
+
+def test_scalars_add_subtract_and_multiply_with_ints_and_scalars(core: Core) -> None:
+    a, b = scalar(7), scalar(-3)
+    results = [a + 2, 2 + a, a - 9, 9 - a, a * 4, 4 * a, a + b, a - b, a * b, -a, +b, a * 4 + 1 - b]
+    assert [stored(one) for one in results] == [9, 9, -2, 2, 28, 28, 4, 10, -21, -7, -3, 32]
+    c = a
+    c += 1
+    c *= b
+    c -= 5
+    assert (stored(c), stored(a, nl.hbm), a.dtype) == (-29, 7, nl.int32)
+
+
+def test_scalars_wrap_to_32_bits(core: Core) -> None:
+    assert stored(scalar(100000) * 100000) == 1410065408
+    assert stored(scalar(2**31 - 1) + 1) == -(2**31)
+    assert stored(-scalar(-(2**31))) == -(2**31)
+
+
+def test_a_scalar_is_read_when_it_is_loaded_and_selects_elements_and_bounds_loops(
+    core: Core,
+) -> None:
+    index = tile(np.array([[1]]), nl.int32)
+    row = nisa.scalar_load(index)
+    nisa.memset(index, 9)
+    table, out = tile(np.arange(12.0).reshape(4, 3), buffer=nl.hbm), empty((1, 3))
+    nisa.dma_copy(out, table.ap([[3, 1], [1, 3]], scalar_offset=row * 2 + 1))
+    assert values(out).tolist() == [[9, 10, 11]]
+    total = empty((1, 1))
+    nisa.memset(total, 0.0)
+    for _ in nl.dynamic_range(row, row + 4):
+        nisa.tensor_scalar(total, total, nl.add, 1.0)
+    assert values(total).item() == 4
+
+
+def test_each_rule_of_scalars_raises(core: Core) -> None:
+    one = scalar(1)
+    for wrong in (1.5, True, nisa.register_alloc(1), 2**31):
+        with pytest.raises((DtypeError, DynamicValueError)):
+            one + wrong
+    for source in (tile(np.ones((1, 1)), nl.uint32), tile(np.ones((1, 2)), nl.int32), 3):
+        with pytest.raises(DtypeError, match="int32 tensor"):
+            nisa.scalar_load(source)
+    with pytest.raises(UninitializedError):
+        nisa.scalar_load(empty((1, 1), nl.int32))
+    for value in (3, nisa.register_alloc(3)):
+        with pytest.raises(DtypeError, match="an NkiScalar"):
+            nisa.scalar_store(empty((1, 1), nl.int32), value)
+    with pytest.raises(DtypeError, match="int32 tensor"):
+        nisa.scalar_store(empty((1, 1), nl.float32), one)
+    for use in (
+        lambda: bool(one),
+        lambda: one < 2,
+        lambda: one == 1,
+        lambda: one // 2,
+        lambda: int(one),
+    ):
+        with pytest.raises(DynamicValueError):
+            use()
+    for call in (
+        lambda: nisa.register_store(empty((1, 1), nl.int32), one),
+        lambda: nisa.register_move(nisa.register_alloc(), one),
+        lambda: nisa.register_load(one, empty((1, 1), nl.int32)),
+    ):
+        with pytest.raises((DtypeError, UninitializedError)):
+            call()

@@ -33,6 +33,17 @@ def test_find_index8_gives_the_first_occurrence_and_all_ones_for_an_absent_value
     assert values(short)[0].tolist() == [0, 3, 8, 2**16 - 1, 1, 4, 5, 6]
 
 
+def test_find_index8_finds_the_next_occurrence_for_an_equal_value(core: Core) -> None:
+    data = np.float32([[5, 1, 5, 2, 5, 1, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7]])
+    wanted = np.float32([[5, 5, 1, 5, 1, 5, 1, 6], [7, 7, 6, 5, 4, 3, 2, 1]])
+    out = empty((2, 8), nl.uint32)
+    nisa.nc_find_index8(out, tile(data), tile(wanted))
+    assert values(out).tolist() == [
+        [0, 2, 1, 4, 5, ABSENT, ABSENT, 6],
+        [7, ABSENT, 6, 5, 4, 3, 2, 1],
+    ]
+
+
 def test_find_index8_refuses_other_sizes_and_dtypes(core: Core):
     data, wanted = tile(normal(4, 16)), tile(normal(4, 8))
     with pytest.raises(DtypeError, match="uint16 or uint32"):

@@ -338,17 +338,17 @@ def test_doubling_the_work_of_a_memory_does_not_raise_its_high_water_mark(core: 
     assert core.memory.sbuf_high == 3 * 40
 
 
-def rounds(count: int, keep: bool) -> Any:
+def rounds(count: int, keep: bool, partitions: int = 128) -> Any:
     """Allocate ``count`` tiles of 120 KiB, one after the other; each is used, the first one again at the end."""
 
     def kernel(x: Any) -> Any:
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         tiles = []
         for _ in range(count):
-            tile = nl.ndarray((2, 30720), nl.float32)
-            nisa.dma_copy(dst=tile[:, 0:4], src=x)
+            tile = nl.ndarray((partitions, 30720), nl.float32)
+            nisa.dma_copy(dst=tile[0:2, 0:4], src=x)
             tiles.append(tile)
-        nisa.dma_copy(dst=out, src=tiles[0 if keep else -1][:, 0:4])
+        nisa.dma_copy(dst=out, src=tiles[0 if keep else -1][0:2, 0:4])
         return out
 
     return kernel
@@ -360,6 +360,24 @@ def test_a_tile_occupies_sbuf_from_its_first_to_its_last_use_in_a_launch() -> No
     with pytest.raises(CapacityError, match="212984") as caught:
         nki.simulate(rounds(2, keep=True))(x)
     assert "test_memory.py" in caught.value.line
+
+
+@pytest.mark.parametrize(("partitions", "fit"), [(32, 4), (33, 2), (64, 2), (65, 1)])
+def test_tiles_of_few_partitions_share_the_bytes_of_others(partitions: int, fit: int) -> None:
+    x = np.ones((2, 4), np.float32)
+
+    def kernel(x: Any, count: int) -> Any:
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tiles = [nl.ndarray((partitions, 30720), nl.float32) for _ in range(count)]
+        for one in tiles:
+            nisa.dma_copy(dst=one[0:2, 0:4], src=x)
+        for one in tiles:
+            nisa.dma_copy(dst=out, src=one[0:2, 0:4])
+        return out
+
+    assert np.array_equal(nki.simulate(kernel)(x, fit), x)
+    with pytest.raises(CapacityError, match="212984"):
+        nki.simulate(kernel)(x, fit + 1)
 
 
 def test_a_tile_occupies_its_bank_of_psum_from_its_first_to_its_last_use() -> None:

@@ -103,6 +103,29 @@ def test_a_kernel_without_a_race():
     assert (nki.cpu_simulate(change)[2](x=np.ones((2, 3), np.float32)) == 0).all()
 """
 
+UNWRITTEN = """
+import numpy as np
+import pytest
+from nki_cpu_simulator import nki
+import nki.isa as nisa
+import nki.language as nl
+
+def half(x):
+    out = nl.ndarray((4, 3), nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out[0:2], src=x)
+    return out
+
+def test_the_rest_is_zero():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    got = nki.cpu_simulate(half)[1](x=x)
+    assert np.array_equal(got, np.concatenate([x, np.zeros((2, 3))]))
+
+def test_the_rest_is_an_error_again(monkeypatch):
+    monkeypatch.delenv("RINGSPEC_NKI_UNWRITTEN", raising=False)
+    with pytest.raises(Exception, match="never written"):
+        nki.cpu_simulate(half)[1](x=np.ones((2, 3), np.float32))
+"""
+
 REPORTS = """
 def pytest_runtest_logreport(report):
     if report.when == "call":
@@ -210,3 +233,15 @@ def test_with_races_warn_the_numbers_are_checked_and_the_report_lists_the_races(
     assert "nothing orders the two; 2 elements" in output
     assert "test_a_kernel_without_a_race passed 0" in output, output
     assert "RaceError" in run(repository)
+
+
+def test_with_unwritten_zeros_memory_begins_with_zeros_and_otherwise_reading_it_is_an_error(
+    repository: Path,
+) -> None:
+    (repository / "test" / "test_kernels.py").unlink()
+    (repository / "test" / "test_ranks.py").unlink()
+    (repository / "test" / "test_unwritten.py").write_text(UNWRITTEN)
+    assert "2 passed" in run(repository, RINGSPEC_NKI_UNWRITTEN="zeros")
+    output = run(repository)
+    assert "1 failed, 1 passed" in output and "never written" in output, output
+    assert "error or zeros" in run(repository, RINGSPEC_NKI_UNWRITTEN="zero")

@@ -161,6 +161,26 @@ def test_ap_in_hbm_is_free_and_stays_inside(core: Core) -> None:
             h.ap(pattern)
 
 
+def test_ap_on_a_slice_within_partitions_counts_from_the_slice_if_its_stride_does(
+    core: Core,
+) -> None:
+    t = tile(normal(64, 32))
+    part = t[:, 20:32]
+    assert np.array_equal(part.ap([[12, 64], [1, 12]], offset=0).array, part.array)
+    assert np.array_equal(part.ap([[12, 64], [2, 3]], offset=5).array, part.array[:, 5:10:2])
+    assert np.array_equal(part.ap([[12, 1], [1, 4]], offset=2).array, part.array[:1, 2:6])
+    assert np.array_equal(part.ap([[12, 64], [1, 12]]).array, part.array)
+    halves = part.ap([[24, 64], [1, 24]], offset=0, dtype=nl.int16)
+    assert np.array_equal(halves.array, np.ascontiguousarray(part.array).view(np.int16))
+    # The stride of the storage: the pattern counts from the storage, as before.
+    assert np.array_equal(part.ap([[32, 64], [1, 12]], offset=0).array, t.array[:, :12])
+    with pytest.raises(OutOfBoundsError):
+        nisa.memset(part.ap([[12, 64], [1, 13]], offset=0), 0.0)
+    for view in (t[:, 0:32:2], t.reshape((64, 4, 8))[:, :, 0:4]):
+        with pytest.raises(PartitionError, match="the first pair"):
+            view.ap([[16, 64], [1, 16]], offset=0)
+
+
 UNUSABLE: dict[str, Callable[[Any], Any]] = {
     "an empty index": lambda h: h[2:2],
     "an empty slice": lambda h: h.slice(1, 6, 6),
@@ -185,10 +205,13 @@ USES: dict[str, Callable[[Any, Any], Any]] = {
 def test_a_view_without_usable_elements_is_an_error_as_soon_as_it_is_used(
     core: Core, made: str, use: str
 ) -> None:
-    """AWS's kernels make such views, and use them only where they are valid."""
+    """AWS's kernels make such views, and use them only where they are valid; a pattern has a shape everywhere."""
     h = tile(np.arange(24.0).reshape(4, 6), buffer=nl.sbuf if use == "operand" else nl.hbm)
     view = UNUSABLE[made](h)
     assert "no usable elements" in repr(view)
+    if use == "shape" and "pattern" in made:
+        assert view.shape == ((4, 6) if "past" in made else (1, 6))
+        return
     made_at = inspect.getsourcelines(UNUSABLE[made])[1]
     with pytest.raises(ViewError if "empty" in made else OutOfBoundsError) as caught:
         USES[use](h, view)

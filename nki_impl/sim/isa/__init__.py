@@ -2,7 +2,8 @@
 
 from nki_impl.sim.errors import NkiValidationError
 from nki_impl.sim.isa import enums as constants
-from nki_impl.sim.isa.dma import dma_compute, dma_copy, dma_transpose
+from nki_impl.sim.isa.dma import dma_copy, dma_transpose
+from nki_impl.sim.isa.dma_sums import dma_compute
 from nki_impl.sim.isa.enums import (
     dge_mode,
     dma_engine,
@@ -33,6 +34,8 @@ from nki_impl.sim.isa.registers import (
     register_load,
     register_move,
     register_store,
+    scalar_load,
+    scalar_store,
 )
 from nki_impl.sim.isa.scalar import activation, activation_reduce
 from nki_impl.sim.isa.scan import bn_aggr, bn_stats, tensor_tensor_scan
@@ -54,15 +57,15 @@ from nki_impl.sim.isa.vector import (
 )
 from nki_impl.sim.machine.core import NkiInstruction
 from nki_impl.sim.machine.sync import core_barrier, sendrecv
-from nki_impl.sim.memory.registers import VirtualRegister
+from nki_impl.sim.memory.registers import NkiScalar, VirtualRegister
 
 __all__ = [
-    "NkiInstruction", "NkiValidationError", "VirtualRegister", "activation", "activation_reduce",
+    "NkiInstruction", "NkiScalar", "NkiValidationError", "VirtualRegister", "activation", "activation_reduce",
     "affine_select", "bn_aggr", "bn_stats", "constants", "core_barrier", "dge_mode", "dma_compute", "dma_copy", "dma_engine", "dma_transpose", "engine",
     "exponential", "get_nc_version", "gpsimd_engine", "iota", "local_gather", "matmul_perf_mode", "max8", "memset",
     "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_matmul_mx", "nc_n_gather", "nc_stream_shuffle", "nc_transpose", "nc_version", "nonzero_with_count", "oob_mode", "quantize_mx", "range_select",
     "reciprocal", "reduce_cmd", "register_alloc", "register_load", "register_move", "register_store",
-    "scalar_engine", "scalar_tensor_tensor", "select_reduce", "sendrecv", "tensor_copy", "tensor_copy_predicated",
+    "scalar_engine", "scalar_load", "scalar_store", "scalar_tensor_tensor", "select_reduce", "sendrecv", "tensor_copy", "tensor_copy_predicated",
     "tensor_engine", "tensor_partition_reduce", "tensor_reduce", "tensor_scalar",
     "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "unknown_engine", "vector_engine",
 ]  # fmt: skip

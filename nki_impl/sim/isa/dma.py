@@ -1,5 +1,7 @@
 """The DMA engines: copies between HBM and SBUF, with dynamic addresses, and transposition.
 
+:mod:`nki_impl.sim.isa.dma_sums` adds tensors by DMA.
+
 Source and destination must have the same number of elements, but may have different shapes: both are traversed in
 row-major order. DMA can access any partition of SBUF, but not PSUM. Reading memory that was never written is an error.
 
@@ -21,20 +23,15 @@ from nki_impl.sim.isa.enums import engine as Engine
 from nki_impl.sim.isa.enums import oob_mode as Oob
 from nki_impl.sim.machine.core import current, instruction
 from nki_impl.sim.memory.storage import MemoryRegion
-from nki_impl.sim.operators.ops import find
-from nki_impl.sim.tensor.access import (
-    read,
-    read_raw,
-    resolve,
-    write,
-)
+from nki_impl.sim.tensor.access import read_raw, resolve, write
 from nki_impl.sim.tensor.dtypes import to_float32
 from nki_impl.sim.tensor.overlap import check_copy
 from nki_impl.sim.tensor.patterns import strided, view_of
 from nki_impl.sim.tensor.views import NkiTensor
 
 
-def _operand(tensor: object, operand: str) -> NkiTensor:
+def dma_operand(tensor: object, operand: str) -> NkiTensor:
+    """Return ``tensor``; raise an error if it is not a tensor that DMA can access."""
     if not isinstance(tensor, NkiTensor):
         raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tensor in HBM or SBUF")
     if tensor._storage.buffer is MemoryRegion.psum:
@@ -42,7 +39,8 @@ def _operand(tensor: object, operand: str) -> NkiTensor:
     return tensor
 
 
-def _same_count(dst: NkiTensor, src: NkiTensor) -> None:
+def same_count(dst: NkiTensor, src: NkiTensor) -> None:
+    """Raise :class:`DmaError` unless both tensors have the same number of elements."""
     if dst._array.size != src._array.size:
         raise DmaError(
             "dst",
@@ -69,8 +67,8 @@ def dma_copy(
     outside the tensor raises an error; with ``oob_mode.skip``, the elements of ``dst`` for that index do not change.
     """
     core = current()
-    dst, src = _operand(dst, "dst"), _operand(src, "src")
-    _same_count(dst, src)
+    dst, src = dma_operand(dst, "dst"), dma_operand(src, "src")
+    same_count(dst, src)
     if engine is not Engine.unknown and dge_mode is not Dge.hwdge:
         raise DmaError("engine", "unknown unless dge_mode is hwdge", engine, "leave it out")
     if dge_mode is Dge.hwdge and dst.dtype is not src.dtype:
@@ -91,7 +89,7 @@ def dma_copy(
     core.count("dma", dst._array.size, 0, dst._array.size * dst.dtype.itemsize)
 
 
-def _rows(
+def selected_rows(
     tensor: NkiTensor, operand: str, skip: bool
 ) -> tuple[NkiTensor, NDArray[np.int64], NDArray[np.bool_]]:
     """Return a tensor of all rows that an index can select, the indices, and for each index whether it is valid."""
@@ -136,7 +134,9 @@ def _copy_rows(dst: NkiTensor, src: NkiTensor, skip: bool) -> None:
     if dst.dynamic is not None and src.dynamic is not None:
         raise DmaError("src", "a dynamic index on one side", "one on each", "copy in two steps")
     gathered = src.dynamic is not None
-    every, named, inside = _rows(src if gathered else dst, "src" if gathered else "dst", skip)
+    every, named, inside = selected_rows(
+        src if gathered else dst, "src" if gathered else "dst", skip
+    )
     still = dst if gathered else src
     if still._array.shape[0] != len(named):
         raise DmaError(
@@ -168,7 +168,7 @@ def dma_transpose(
     exactly the transposed shape. ``dge_mode=hwdge`` is refused, because the rules of this mode are not modelled.
     """
     core = current()
-    dst, src = _operand(dst, "dst"), _operand(src, "src")
+    dst, src = dma_operand(dst, "dst"), dma_operand(src, "src")
     order = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}.get(src.ndim)
     if order is None or (axes is not None and tuple(axes) != order):
         raise DmaError(
@@ -192,7 +192,7 @@ def dma_transpose(
     if dst.shape != shape:
         raise DmaError("dst", f"shape {shape}, rank included", dst.shape, "slice or reshape dst")
     if src.dynamic is not None and src.dynamic.kind == "vector":
-        every, named, inside = _rows(src, "src", oob_mode is Oob.skip)
+        every, named, inside = selected_rows(src, "src", oob_mode is Oob.skip)
         if not inside.all():
             raise UnsupportedError("oob_mode", "indices inside src", "some outside", "clamp them")
         rows = [view_of(every, every._array[row], every.dtype) for row in named]
@@ -205,40 +205,3 @@ def dma_transpose(
         values = read_raw(of, "src")
     write(dst, values.transpose(order))
     core.count("dma", dst._array.size, 0, dst._array.size * dst.dtype.itemsize)
-
-
-@instruction
-def dma_compute(
-    dst: NkiTensor,
-    srcs: list[NkiTensor],
-    reduce_op: Any,
-    scales: Any = None,
-    unique_indices: bool = True,
-    oob_mode: Oob = Oob.error,
-    name: str | None = None,
-) -> None:
-    """Compute dst = srcs[0] + srcs[1] + ... in float32, with at most 16 sources.
-
-    Only nl.add and scales of 1.0 are supported. Scatter and gather with addition are not modelled.
-    """
-    core = current()
-    if find(reduce_op, "reduce_op", "arith").name != "add":
-        raise DmaError("reduce_op", "nl.add", reduce_op, "use the vector engine")
-    if scales is not None and any(scale != 1.0 for scale in scales):
-        raise DmaError("scales", "None or all 1.0", scales, "scale on the vector engine")
-    if not 1 <= len(srcs) <= 16:
-        raise DmaError("srcs", "1 to 16 tensors", len(srcs), "add in several steps")
-    dst = _operand(dst, "dst")
-    total: Array | None = None
-    for number, src in enumerate(srcs):
-        src = _operand(src, f"srcs[{number}]")
-        _same_count(dst, src)
-        if src.dynamic is not None or dst.dynamic is not None:
-            raise UnsupportedError(
-                "srcs", "static addresses", "an indirect operand", "gather with dma_copy first"
-            )
-        values = read(src, f"srcs[{number}]").reshape(dst._array.shape)
-        total = values if total is None else total + values
-    assert total is not None
-    write(dst, total)
-    core.count("dma", dst._array.size, 0, dst._array.size * dst.dtype.itemsize * len(srcs))

@@ -28,6 +28,7 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 QUADRANT, BLOCK, BIAS = 32, 8, 127
 _SOURCES = ("bfloat16", "float16")
+_SCALES = ("uint8", "float8_e8m0fnu")
 
 
 def _rows(partitions: int) -> NDArray[np.int64]:
@@ -41,18 +42,23 @@ def _rows(partitions: int) -> NDArray[np.int64]:
 def quantize_mx(
     dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None
 ) -> None:
-    """Quantise ``src`` (bfloat16 or float16, [P, 4 F]) to packed elements ``dst`` [P, F] and scales ``dst_scale`` (uint8).
+    """Quantise ``src`` (bfloat16 or float16, [P, 4 F]) to packed elements ``dst`` [P, F] and scales ``dst_scale``.
 
-    The exponent of a scale is the largest exponent of its block, less the largest exponent of the format. Quotients
-    saturate at the largest number of the format. Only the partitions of ``dst_scale`` that hold scales are written.
+    The exponent of a scale is the largest exponent of its block, less the largest exponent of the format, as in the
+    references of AWS's tests; from release 2.32 on the documentation says that the scale is twice as large. Quotients
+    saturate at the largest number of the format. Only the partitions of ``dst_scale`` that hold scales are written:
+    according to the documentation, the others can hold the scales of other tensors. ``dst_scale`` is uint8 or
+    float8_e8m0fnu, which have the same bits.
     """
     dst, src, dst_scale = tile(dst, "dst"), tile(src, "src"), tile(dst_scale, "dst_scale")
     if dst.dtype not in NUMBERS or dst.dtype is float4_e2m1fn_x4:
         raise DtypeError("dst", "float8_e5m2_x4 or float8_e4m3fn_x4", dst.dtype, "use one of them")
     if src.dtype.name not in _SOURCES:
         raise DtypeError("src", "bfloat16 or float16", src.dtype, "tensor_copy it to bfloat16")
-    if dst_scale.dtype.name != "uint8":
-        raise DtypeError("dst_scale", "uint8", dst_scale.dtype, "allocate it with nl.uint8")
+    if dst_scale.dtype.name not in _SCALES:
+        raise DtypeError(
+            "dst_scale", " or ".join(_SCALES), dst_scale.dtype, "allocate it with nl.uint8"
+        )
     partitions, count = src._array.shape[0], free_size(src) // 4
     if partitions % QUADRANT or free_size(src) % 4:
         raise ShapeError(
@@ -78,7 +84,8 @@ def quantize_mx(
     chosen = np.zeros(held.shape, np.bool_)
     chosen[rows] = True
     shape = dst_scale._array.shape
-    write_where(dst_scale, held.reshape(shape), chosen.reshape(shape), "dst_scale")
+    octets = held.view(dst_scale.dtype.storage)
+    write_where(dst_scale, octets.reshape(shape), chosen.reshape(shape), "dst_scale")
     current().count("vector", src._array.size)
 
 
@@ -139,7 +146,7 @@ def _numbers(tensor: NkiTensor, scale: NkiTensor, operand: str) -> NDArray[np.fl
     named = f"{operand}_scale"
     scale = tile(scale, named)
     rows = _rows(partitions)
-    if scale.dtype.name not in ("uint8", "float8_e8m0fnu"):
+    if scale.dtype.name not in _SCALES:
         raise DtypeError(named, "uint8", scale.dtype, "store the scales as uint8")
     if scale._array.shape[0] <= rows[-1] or free_size(scale) != count:
         raise ShapeError(

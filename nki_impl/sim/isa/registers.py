@@ -1,4 +1,4 @@
-"""Instructions for scalar registers (allocate, set, load, store), and the query for the target's generation.
+"""Instructions for scalar registers and scalars (allocate, set, load, store), and the query for the target's generation.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.register_alloc.html
 """
@@ -13,8 +13,8 @@ from nki_impl.sim.errors import DtypeError
 from nki_impl.sim.isa.enums import nc_version
 from nki_impl.sim.machine import core as _core
 from nki_impl.sim.machine.core import current, instruction
-from nki_impl.sim.memory.registers import VirtualRegister, checked_int
-from nki_impl.sim.tensor.access import index_value, resolve, write
+from nki_impl.sim.memory.registers import NkiScalar, VirtualRegister, checked_int
+from nki_impl.sim.tensor.access import index_value, read_raw, resolve, write
 from nki_impl.sim.tensor.views import NkiTensor
 
 
@@ -30,7 +30,7 @@ def register_alloc(x: int | None = None) -> VirtualRegister:
 
 
 def _register(value: object, operand: str) -> VirtualRegister:
-    if not isinstance(value, VirtualRegister):
+    if not isinstance(value, VirtualRegister) or isinstance(value, NkiScalar):
         raise DtypeError(
             operand, "a register", type(value).__name__, "allocate it with register_alloc"
         )
@@ -40,7 +40,11 @@ def _register(value: object, operand: str) -> VirtualRegister:
 @instruction
 def register_move(dst: Any, src: Any) -> None:
     """Set register ``dst`` to an int or to another register's value."""
-    value = src.read("src") if isinstance(src, VirtualRegister) else checked_int(src, "src")
+    value = (
+        _register(src, "src").read("src")
+        if isinstance(src, VirtualRegister)
+        else checked_int(src, "src")
+    )
     _register(dst, "dst").assign(value)
     current().count("sync", 1)
 
@@ -70,3 +74,35 @@ def register_store(dst: NkiTensor, src: Any) -> None:
         raise DtypeError("dst", f"a dtype that holds {value}", dst.dtype, "use int32 or uint32")
     write(dst, np.full(dst._array.shape, value, np.int64).astype(dst.dtype.storage))
     current().count("sync", 1)
+
+
+def scalar_load(src: NkiTensor) -> NkiScalar:
+    """Return the value of the (1,1) int32 tensor ``src`` (SBUF or HBM) as a scalar."""
+    current().begin("scalar_load")
+    _check_int32(src, "src")
+    static = resolve(src)
+    assert static is not None
+    current().count("sync", 1)
+    return NkiScalar(int(read_raw(static, "src").item()), src.dtype)
+
+
+@instruction
+def scalar_store(dst: NkiTensor, value: NkiScalar) -> None:
+    """Write a scalar to the (1,1) int32 tensor ``dst`` (SBUF or HBM)."""
+    _check_int32(dst, "dst")
+    if not isinstance(value, NkiScalar):
+        raise DtypeError(
+            "value", "an NkiScalar", type(value).__name__, "use scalar_load, or memset for an int"
+        )
+    write(dst, np.full(dst._array.shape, value.read("value"), np.int32))
+    current().count("sync", 1)
+
+
+def _check_int32(tensor: object, operand: str) -> None:
+    if not isinstance(tensor, NkiTensor) or tensor.size != 1 or tensor.dtype.name != "int32":
+        raise DtypeError(
+            operand,
+            "a (1,1) int32 tensor",
+            tensor if isinstance(tensor, NkiTensor) else type(tensor).__name__,
+            "allocate nl.ndarray((1, 1), nl.int32); 64-bit scalars are not modelled",
+        )

@@ -60,13 +60,20 @@ def nc_find_index8(
 ) -> None:
     """Write the index of the first occurrence of each of 8 values in each partition of ``data``.
 
-    The index of a value that does not occur has all bits set, as documented from release 2.32 on; before that it was
-    undefined. ``dst`` is uint16 or uint32.
+    If two of the values are equal, the second one has the index of the second occurrence, as in nc_match_replace8. The
+    documentation does not mention this case; AWS's topk_reduce passes the same value 8 times to find all its
+    occurrences. The index of a value that does not occur (again) has all bits set, as documented from release 2.32 on;
+    before that it was undefined. ``dst`` is uint16 or uint32.
     """
     data = _searched(data)
     partitions = data._array.shape[0]
     dst, vals = _eight(dst, "dst", partitions), _eight(vals, "vals", partitions)
-    equal = read_flat(vals, "vals")[:, :, None] == read_flat(data, "data")[:, None, :]
+    wanted = read_flat(vals, "vals")
+    equal = wanted[:, :, None] == read_flat(data, "data")[:, None, :]
+    for column in range(1, 8):
+        earlier = np.count_nonzero(wanted[:, :column] == wanted[:, column, None], axis=1)
+        if earlier.any():
+            equal[:, column] &= equal[:, column].cumsum(axis=1) > earlier[:, None]
     found = np.where(equal.any(axis=2), equal.argmax(axis=2), -1)
     write(dst, _indices(found, dst, "dst"))
     current().count("vector", data._array.size)

@@ -2,7 +2,7 @@
 
 A register holds one 32-bit integer that only the device knows: Python can neither compare it nor
 compute with it. It can be the ``scalar_offset`` of an access pattern and an operand of the
-``register_*`` operations.
+``register_*`` operations. A scalar (``nisa.NkiScalar``) is a register that kernels may compute with.
 """
 
 from __future__ import annotations
@@ -81,3 +81,66 @@ def checked_int(value: Any, operand: str) -> int:
 
 
 refuse_values(VirtualRegister)
+
+
+class NkiScalar(VirtualRegister):
+    """A 32-bit integer on the device that kernels compute with: every operator returns a new scalar.
+
+    The operators are + - * with a Python int or another scalar; results wrap to 32 bits. Like a register, it can be a
+    ``scalar_offset`` and a bound of ``fori_loop``, and Python cannot know its value. The documentation also has 64-bit
+    scalars, which are not modelled.
+
+    Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.NkiScalar.html
+    """
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, state: int, dtype: Any) -> None:
+        super().__init__(state, frozen=True)
+        self.dtype = dtype
+
+    def _int(self) -> int:
+        assert self._state is not None
+        return self._state
+
+    def _result(self, value: int) -> NkiScalar:
+        return NkiScalar((value + 2**31) % 2**32 - 2**31, self.dtype)
+
+    def __add__(self, other: object) -> NkiScalar:
+        return self._result(self._int() + _other(other))
+
+    def __sub__(self, other: object) -> NkiScalar:
+        return self._result(self._int() - _other(other))
+
+    def __rsub__(self, other: object) -> NkiScalar:
+        return self._result(_other(other) - self._int())
+
+    def __mul__(self, other: object) -> NkiScalar:
+        return self._result(self._int() * _other(other))
+
+    def __neg__(self) -> NkiScalar:
+        return self._result(-self._int())
+
+    def __pos__(self) -> NkiScalar:
+        return self._result(self._int())
+
+    # The classes of registers refuse the operators with assignment, so they are listed, too.
+    __radd__ = __iadd__ = __add__
+    __rmul__ = __imul__ = __mul__
+    __isub__ = __sub__
+
+    def __repr__(self) -> str:
+        return "NkiScalar(...)"
+
+
+def _other(value: object) -> int:
+    """Return the other operand of an operator as an int."""
+    if isinstance(value, NkiScalar):
+        return value._int()
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise DtypeError(
+            "operand", "an int or an NkiScalar", type(value).__name__, "load it with scalar_load"
+        )
+    if not -(2**31) <= value < 2**31:
+        raise DtypeError("operand", "an int that int32 holds", value, "use a smaller number")
+    return int(value)

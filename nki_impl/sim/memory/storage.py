@@ -4,9 +4,10 @@ A :class:`Storage` is one allocation. It holds the bytes and, until every elemen
 written elements. Unwritten memory holds any bytes; reading it for arithmetic is an error (see
 :mod:`nki_impl.sim.tensor.access`).
 
-The used capacity of SBUF is the number of allocated bytes per partition. PSUM is counted per bank of 2 KiB. A tile that
-fits into one bank is never split between two banks. A storage is freed when the last Python reference to its tensor and
-views is dropped; with CPython's reference counts that moment depends only on the program.
+The used capacity of SBUF is the number of allocated bytes per partition; if they exceed the capacity, :mod:`.liveness`
+decides. PSUM is counted per bank of 2 KiB. A tile that fits into one bank is never split between two banks. A storage is
+freed when the last Python reference to its tensor and views is dropped; with CPython's reference counts that moment
+depends only on the program.
 
 A kernel may place tensors itself (``address=``). Such tensors keep separate bytes even if their addresses overlap; the
 module :mod:`nki_impl.sim.tensor.overlap` finds reads of overwritten data. Together they use as many bytes as the
@@ -73,6 +74,12 @@ def _new_bytes(size: int) -> tuple[NDArray[np.uint8], int]:
     return fresh, fresh.__array_interface__["data"][0]
 
 
+class NewMemory:
+    """How memory begins. With ``zeros``, it holds zeros and counts as written (RINGSPEC_NKI_UNWRITTEN=zeros)."""
+
+    zeros = False
+
+
 class Storage:
     """One allocation of ``shape`` and ``dtype`` in ``buffer``.
 
@@ -132,6 +139,9 @@ class Storage:
         self.maker: CodeType | None = None
         self.shadow: object = None
         """The race detector's records of this storage."""
+        if NewMemory.zeros:
+            self.raw[:] = 0
+            self.missing = 0
 
     def written_mask(self) -> NDArray[np.bool_]:
         """Return the mask of written elements, one bool per ``unit`` bytes of all partitions; create it if necessary."""
@@ -237,7 +247,7 @@ class CoreMemory:
         if storage.placed is None and storage.first >= 0:
             psum = storage.buffer is MemoryRegion.psum
             self.lifetimes.ended.append(
-                Life(storage.first, storage.last, storage.partition_bytes, psum)
+                Life(storage.first, storage.last, storage.partition_bytes, psum, storage.shape[0])
             )
         if storage.buffer is not MemoryRegion.sbuf:
             for bank, count in storage.banks.items():

@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from nki_impl.sim.errors import LaunchError
 from nki_impl.sim.machine.launch import Outcome, run_ranks
+from nki_impl.sim.memory.storage import NewMemory
 from nki_impl.sim.tensor.dtypes import as_dtype
 
 SCALE, RACES, INTERLEAVE = "RINGSPEC_NKI_SCALE", "RINGSPEC_NKI_RACES", "RINGSPEC_NKI_INTERLEAVE"
+UNWRITTEN = "RINGSPEC_NKI_UNWRITTEN"
 
 
 @dataclass(frozen=True)
@@ -52,21 +55,33 @@ def on_ranks(
     """Run ``kernel`` on as many ranks as ``arguments`` has entries; a ``target`` of None is that of NKI_NC_VERSION.
 
     With RINGSPEC_NKI_RACES=warn, races are warnings. RINGSPEC_NKI_INTERLEAVE is a seed for the turns of the cores.
+    With RINGSPEC_NKI_UNWRITTEN=zeros, memory begins with zeros and counts as written.
     """
     target = target or os.environ.get("NKI_NC_VERSION") or None
     given = [_copied(one) for one in arguments]
     grid = getattr(kernel, "grid", 0)
     races: Any = os.environ.get(RACES) or "error"
     seed = os.environ.get(INTERLEAVE)
-    return run_ranks(
-        kernel,
-        given,
-        lnc=None if grid else lnc,
-        target=target,
-        interleave=int(seed) if seed else None,
-        update_inputs=True,
-        races=races,
-    )
+    NewMemory.zeros = _zeros()
+    try:
+        return run_ranks(
+            kernel,
+            given,
+            lnc=None if grid else lnc,
+            target=target,
+            interleave=int(seed) if seed else None,
+            update_inputs=True,
+            races=races,
+        )
+    finally:
+        NewMemory.zeros = False
+
+
+def _zeros() -> bool:
+    chosen = os.environ.get(UNWRITTEN) or "error"
+    if chosen not in ("error", "zeros"):
+        raise LaunchError(UNWRITTEN, "error or zeros", repr(chosen), "set it to one of them")
+    return chosen == "zeros"
 
 
 def scaled(result: Any) -> Any:

@@ -51,13 +51,16 @@ class NoElements:
     """The place of the elements of a view that no instruction can use; every use raises ``error``.
 
     AWS's kernels make such views and do not use them: views past the end of a tile
-    (core/output_projection/output_projection_tkg.py), and empty ones (experimental/loss/cross_entropy.py).
+    (core/output_projection/output_projection_tkg.py), and empty ones (experimental/loss/cross_entropy.py). An empty
+    view has no shape; that of a pattern is given by its counts, and core/moe/moe_cte/bwmm_shard_on_block.py uses it:
+    ``counts`` are the shape that :attr:`NkiTensor.shape` returns, or None.
     """
 
-    __slots__ = ("error",)
+    __slots__ = ("error", "counts")
 
-    def __init__(self, error: ViewError | OutOfBoundsError) -> None:
+    def __init__(self, error: ViewError | OutOfBoundsError, counts: tuple[int, ...] | None) -> None:
         self.error = error
+        self.counts = counts
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._used()
@@ -75,9 +78,17 @@ class NoElements:
         return self.error.with_traceback(None)
 
 
-def unusable(base: NkiTensor, error: ViewError | OutOfBoundsError, dtype: DType) -> NkiTensor:
-    """Return a tensor on the storage of ``base`` that raises ``error`` when it is used, and not before."""
-    return view_of(base, cast(NDArray, NoElements(error)), dtype)
+def unusable(
+    base: NkiTensor,
+    error: ViewError | OutOfBoundsError,
+    dtype: DType,
+    shape: tuple[int, ...] | None = None,
+) -> NkiTensor:
+    """Return a tensor on the storage of ``base`` that raises ``error`` when it is used, and not before.
+
+    ``shape``: the shape of the tensor; None if its use is an error, too.
+    """
+    return view_of(base, cast(NDArray, NoElements(error, shape)), dtype)
 
 
 def strided(
@@ -166,11 +177,14 @@ def access_pattern(
     start = base.byte_offset if offset is None else offset * kind.itemsize
     shape = tuple(int(count) for _, count in pattern)
     strides = tuple(int(stride) * kind.itemsize for stride, _ in pattern)
+    if _counts_from_view(base, pattern[0][0], kind):
+        strides = (base._storage.partition_bytes, *strides[1:])
+        start = base.byte_offset + (offset or 0) * kind.itemsize
     indirect = scalar_offset is not None or vector_offset is not None
     try:
         array = strided(base, start, shape, strides, kind, check=not indirect)
     except OutOfBoundsError as error:
-        return unusable(base, error, kind)
+        return unusable(base, error, kind, shape)
     out = view_of(base, array, kind)
     if not indirect:
         return out
@@ -191,6 +205,21 @@ def access_pattern(
     return out
 
 
+def _counts_from_view(base: NkiTensor, stride: int, kind: DType) -> bool:
+    """Return whether a pattern whose first stride is ``stride`` counts from ``base`` instead of its storage.
+
+    It does if ``base`` is a slice within the partitions of an on-chip tile, and the stride is the number of its free
+    elements. The documentation does not describe this case; AWS's mlp_tkg makes such patterns, and adds their offset to
+    the offset of the slice (core/mlp/mlp_tkg/mlp_tkg_gate_up_projection.py).
+    """
+    storage = base._storage
+    if not storage.on_chip or base.whole or not base.is_contiguous():
+        return False
+    array = base._array
+    row = array.nbytes // array.shape[0]
+    return row != storage.partition_bytes and stride * kind.itemsize == row
+
+
 def _check_pattern(base: NkiTensor, pattern: list[list[int]], kind: DType) -> None:
     storage = base._storage
     if not pattern or len(pattern) > 5 or any(len(pair) != 2 for pair in pattern):
@@ -206,7 +235,9 @@ def _check_pattern(base: NkiTensor, pattern: list[list[int]], kind: DType) -> No
         return
     free = storage.free_size * storage.dtype.itemsize // kind.itemsize
     stride, count = pattern[0]
-    if count > PARTITIONS or (count > 1 and stride != free):
+    if count > PARTITIONS or (
+        count > 1 and stride != free and not _counts_from_view(base, stride, kind)
+    ):
         raise PartitionError(
             "pattern",
             f"the first pair of an on-chip tensor is [{free} (its free elements), partitions <= {PARTITIONS}]",

@@ -98,7 +98,10 @@ class NkiTensor(NKIObject):
     @property
     def shape(self) -> tuple[int, ...]:
         """Length of each dimension; dimension 0 is the partition dimension on chip."""
-        return self._array.shape
+        array = self._array
+        if isinstance(array, NoElements) and array.counts is not None:
+            return array.counts
+        return array.shape
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -358,7 +361,8 @@ class NkiTensor(NKIObject):
 
         ``offset`` counts from the start of the storage and replaces the offset of this view. None keeps the offset of
         this view, as the API reference says. The programming guide says instead that the view's offset is ignored, so
-        pass ``offset`` explicitly.
+        pass ``offset`` explicitly. A slice within the partitions of an on-chip tile is different if the first stride is
+        its own number of free elements: then the pattern describes the slice, and ``offset`` counts from its start.
 
         ``scalar_offset`` (a register or a (1,1) integer tile) and ``vector_offset`` (a (P,1) integer tile, one row per
         partition) are indices along dimension ``indirect_dim``. Each index is multiplied by the product of the lengths
