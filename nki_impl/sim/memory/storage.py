@@ -24,7 +24,7 @@ import weakref
 from collections import Counter
 from enum import Enum
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +32,6 @@ from numpy.typing import NDArray
 from nki_impl.sim.errors import CapacityError, PartitionError, ShapeError
 from nki_impl.sim.memory.liveness import Life, Lifetimes, collect
 from nki_impl.sim.tensor.dtypes import DType
-
-if TYPE_CHECKING:
-    from nki_impl.sim.tensor.overlap import Rival
 
 PARTITIONS = 128
 PSUM_BANKS = 8
@@ -78,6 +75,18 @@ class NewMemory:
     """How memory begins. With ``zeros``, it holds zeros and counts as written (RINGSPEC_NKI_UNWRITTEN=zeros)."""
 
     zeros = False
+
+
+Place = tuple[slice, slice]
+"""Partitions and bytes of a partition."""
+
+
+class Rival(NamedTuple):
+    """A storage that shares memory with another: the place ``mine`` of that one is the place ``theirs`` of ``storage()``."""
+
+    storage: weakref.ref[Storage]
+    mine: Place
+    theirs: Place
 
 
 class Storage:

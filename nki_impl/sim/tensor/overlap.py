@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import OverlapError, kernel_line
-from nki_impl.sim.memory.storage import Storage
+from nki_impl.sim.memory.storage import Place, Rival, Storage
 from nki_impl.sim.tensor.patterns import over, over_each
 
 if TYPE_CHECKING:
@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 
 _PARTITION_STRIDE = 1 << 20
 """More than the bytes of a partition, so that (partition, byte) can be one number."""
-
-
-Place = tuple[slice, slice]
-"""Partitions and bytes of a partition."""
-
-
-class Rival(NamedTuple):
-    """A rival of a storage: the storage's own place ``mine`` is the same memory as ``theirs`` in ``storage()``."""
-
-    storage: weakref.ref[Storage]
-    mine: Place
-    theirs: Place
 
 
 def describe(storage: Storage) -> str:
