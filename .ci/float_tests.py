@@ -47,6 +47,11 @@ LEFT_OUT = {
     "tests/fast/test_interrupts.py": "interrupts and forks, whose results are compared with those of the same run",
     "tests/ground/test_plainfile.py": "files that are none",
     "tests/exact": "exact truth, which the leg vectors generates in every arrangement",
+    "tests/nki_impl/test_claims.py": "what is claimed",
+    "tests/nki_impl/test_faults.py": "faults that the simulator names",
+    "tests/nki_impl/test_faults_of_order.py": "faults that the simulator names",
+    "tests/nki_impl/test_pytest_plugin.py": "the pytest plugin around the simulator",
+    "tests/nki_impl/test_races.py": "races that the simulator names",
     "tests/project": "documents and the tree",
     "tests/vectors": "golden vectors, which the leg vectors generates in every arrangement",
 }
@@ -63,15 +68,20 @@ LEFT_OUT_ELSEWHERE = {
     "tests/interfaces": "names of arguments around the specification",
     "tests/ranks": "processes whose bits are compared with each other",
 }
+# Left out as well with two threads.
+LEFT_OUT_WITH_THREADS = {
+    "tests/nki_impl": "two threads divide the same products as in tests/fast and tests/compare",
+}
 
 
-def arguments_of(few: bool, whole: bool, given: list[str]) -> list[str]:
+def arguments_of(few: bool, threads: int, whole: bool, given: list[str]) -> list[str]:
     """What pytest is called with; ``few``: without LEFT_OUT_ELSEWHERE.
 
-    >>> arguments_of(False, True, ["-k", "bits"])
+    >>> arguments_of(False, 1, True, ["-k", "bits"])
     ['-q', '-n', '0', '-p', 'no:cacheprovider', '-k', 'bits']
     """
-    left_out = LEFT_OUT | LEFT_OUT_ELSEWHERE if few else LEFT_OUT
+    left_out = LEFT_OUT | (LEFT_OUT_ELSEWHERE if few else {})
+    left_out |= LEFT_OUT_WITH_THREADS if threads > 1 else {}
     paths_given = any((ROOT / one).exists() for one in given)
     ignored = [] if whole or paths_given else [f"--ignore={path}" for path in left_out]
     return ["-q", "-n", "0", "-p", "no:cacheprovider", *ignored, *given]
@@ -100,7 +110,7 @@ def child(report: str, arguments: list[str]) -> int:
 def run(one: Arrangement, folder: str, most: str, whole: bool, given: list[str]) -> list[str]:
     """One arrangement; what is wrong with it. Says how it went. ``most``: the one that leaves out least."""
     few = one.name != most
-    arguments = arguments_of(few, whole, given)
+    arguments = arguments_of(few, one.threads, whole, given)
     report, started = Path(folder) / f"{one.name}.json", time.monotonic()
     done = subprocess.run(
         [sys.executable, __file__, "--child", str(report), *arguments],
