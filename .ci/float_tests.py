@@ -88,7 +88,7 @@ def arguments_of(few: bool, threads: int, whole: bool, given: list[str]) -> list
 
 
 def most_tested(there: Iterable[Arrangement], own: set[str]) -> str:
-    """The arrangement that leaves out least: one thread, a kernel that is not in ``own``, those this machine chooses.
+    """The arrangement that leaves out least: one thread, and a kernel not in ``own``, which this machine chooses by itself.
 
     >>> there = [Arrangement(core, {}, core, 1) for core in ("Nehalem", "Haswell")]
     >>> most_tested(there, {"Haswell"}), most_tested(there, {"Nehalem"})

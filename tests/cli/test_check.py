@@ -1,6 +1,5 @@
 """``ringspec smoke | check | replay``: exit codes, text, reports, and the same run under pytest."""
 
-import functools
 import json
 import os
 import re
@@ -11,14 +10,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from cli.commands import assert_one_paragraph, run_program
+from cli.commands import assert_one_paragraph, known_cases, run_program
 from click.testing import CliRunner
 
 import ringspec
 from ringspec.cli import main
 from ringspec.cli.commands import check_run
 from ringspec.cli.shared import progress as vectors_bar
-from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.report.report import read_report
 
 TARGETS = '''
@@ -76,11 +74,6 @@ nothing.capabilities = Capabilities(operations=("merge",), formats=("float16",))
 '''
 ONLY = ("--only", "ring/*-causal-w2", "--only", "attention/plain")
 WRONG = "ring/zigzag-causal-w2"
-
-
-@functools.cache
-def known_cases(profile):
-    return tuple(run_cases(profile))
 
 
 @pytest.fixture(autouse=True)

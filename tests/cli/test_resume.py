@@ -1,14 +1,13 @@
 """``ringspec check --resume``: a run that was interrupted goes on, and ends as it would have ended."""
 
-import functools
 import json
 
 import pytest
+from cli.commands import known_cases
 from click.testing import CliRunner
 
 from ringspec.cli import main
 from ringspec.cli.commands import check_run
-from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.report.report import read_report
 
 TARGETS = """
@@ -34,11 +33,6 @@ mine, other = Counting(), Counting()
 other.capabilities = dataclasses.replace(mine.capabilities, workers=(1, 2, 3))
 """
 ONLY = ("--only", "ring/*-causal-w2", "--only", "attention/plain")
-
-
-@functools.cache
-def known_cases(profile):
-    return tuple(run_cases(profile))
 
 
 @pytest.fixture(autouse=True)

@@ -211,6 +211,13 @@ def run(repository: Path, *options: str, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
+def only_file(repository: Path, name: str, text: str) -> None:
+    """Put one file of tests in the place of all others."""
+    for other in (repository / "test").glob("test_*.py"):
+        other.unlink()
+    (repository / "test" / name).write_text(text)
+
+
 def test_the_tests_of_a_repository_pass_with_the_plugin(repository: Path) -> None:
     output = run(repository)
     assert "7 passed" in output and "failed" not in output, output
@@ -224,9 +231,7 @@ def test_scaled_outputs_make_them_fail(repository: Path) -> None:
 def test_with_races_warn_the_numbers_are_checked_and_the_report_lists_the_races(
     repository: Path,
 ) -> None:
-    (repository / "test" / "test_kernels.py").unlink()
-    (repository / "test" / "test_ranks.py").unlink()
-    (repository / "test" / "test_races.py").write_text(RACES)
+    only_file(repository, "test_races.py", RACES)
     (repository / "listing.py").write_text(REPORTS)
     output = run(repository, "-p", "listing", "-s", RINGSPEC_NKI_RACES="warn")
     assert "test_numbers_of_a_kernel_with_a_race passed 1 dma_copy: an unnamed tensor" in output
@@ -238,9 +243,7 @@ def test_with_races_warn_the_numbers_are_checked_and_the_report_lists_the_races(
 def test_with_unwritten_zeros_memory_begins_with_zeros_and_otherwise_reading_it_is_an_error(
     repository: Path,
 ) -> None:
-    (repository / "test" / "test_kernels.py").unlink()
-    (repository / "test" / "test_ranks.py").unlink()
-    (repository / "test" / "test_unwritten.py").write_text(UNWRITTEN)
+    only_file(repository, "test_unwritten.py", UNWRITTEN)
     assert "2 passed" in run(repository, RINGSPEC_NKI_UNWRITTEN="zeros")
     output = run(repository)
     assert "1 failed, 1 passed" in output and "never written" in output, output

@@ -117,7 +117,7 @@ def pick_engine(given: Engine, allowed: tuple[Engine, ...], default: Engine) -> 
     Raises :class:`PlacementError` for an engine that cannot run it.
     """
     if given is Engine.unknown or given is None:
-        return default._name_  # the property name takes a call of its own
+        return default._name_  # the property name costs a call
     if given not in allowed:
         raise PlacementError(
             "engine", "one of " + ", ".join(one.name for one in allowed), given, "leave it unknown"

@@ -5,7 +5,7 @@ tile of the previous round while the next one is allocated. If SBUF or PSUM is f
 :class:`Lifetimes` notes the error. When the kernel has ended, :meth:`Lifetimes.settle` allocates the tiles once more by
 their uses, and raises the error only if they do not fit by that measure, either.
 
-A tile uses bytes of its own partitions only. It starts at partition 0, 32, 64 or 96, so two tiles of 64 partitions, or
+A tile uses bytes only of the partitions in which it is. It starts at partition 0, 32, 64 or 96, so two tiles of 64 partitions, or
 four of 32, can have the same bytes of different partitions. The documentation shows such placements (``address=``, and
 ``num_par_tiles`` of the older allocator), and does not say when the compiler makes them. AWS's kernels need them:
 experimental/loss/cross_entropy.py holds two tiles of 64 partitions x 131,070 bytes.

@@ -63,7 +63,8 @@ def check(
 ) -> None:
     """Run ``ringspec check`` or ``smoke``: all cases of a profile, or those that ``only`` selects.
 
-    ``resume``: cases that passed in the report of an interrupted run do not run again. ``files`` maps the format of a report to the file to write. The other parameters are the options of these commands.
+    ``resume``: cases that passed in the report of an interrupted run do not run again. ``files`` maps the format of
+    a report to the file to write. The other parameters are the options of these commands.
     """
     spec = target_or_default(target)
     if resume and files.get("report") is None:
