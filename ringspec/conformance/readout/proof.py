@@ -28,7 +28,8 @@ def read_proven(
 ) -> Reading:
     """Read the results of a problem's two calls, the readout and its proof.
 
-    ``share``: the part of the usual work that each search may do. Faults of ``earlier`` readings are tried first. They are accepted if they explain the results of both calls.
+    ``share``: the part of the usual work that the searches may do. Faults of ``earlier`` readings are tried first.
+    They are accepted if they explain the results of both calls.
     """
     outputs = problem.results(outputs)
     known = read_as(problem, outputs, earlier)

@@ -28,7 +28,7 @@ from ringspec.problem.model import Array, Booleans
 from ringspec.recipes import RECIPES
 
 MOST_SETS = 40
-EVALUATIONS_AGAIN = 8_000  # in one search with the tolerance of 16-bit parts
+EVALUATIONS_AGAIN = 12_000  # in all searches with the tolerance of 16-bit parts
 MATRICES = {
     "A": "the weights of the forward",
     "lse": "lse",
@@ -145,7 +145,7 @@ def pass_from(data: Mapping[str, Any] | None) -> PassRead | None:
 
 
 def read(problem: Problem, outputs: Outputs, share: float = 1.0) -> Reading:
-    """Explain the results of one problem; ``share``: the part of the usual work that each search may do."""
+    """Explain the results of one problem; ``share``: the part of the usual work that its searches may do."""
     geometry = problem.pairs.geometry
     results = without_padding(geometry, {x: joined(map(load, outputs[x])) for x in outputs})
     seen = seen_in(geometry, results)

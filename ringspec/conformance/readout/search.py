@@ -61,7 +61,9 @@ STORED = (
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
 NOTHING = 0.05  # a smaller factor cannot be told from 0 in every pair
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
-EVALUATIONS = 20_000  # of tables over all pairs, in one search; about 2.5 s of processor time
+# Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
+# results that stay unexplained take.
+EVALUATIONS = 30_000
 MOST_WHOLE, MOST_PARTIAL = (
     40,
     3,
@@ -213,7 +215,7 @@ class Reader:
     """Explains the results of one problem.
 
     ``tolerance``: the largest difference that counts as equal, relative to the size of an element's terms.
-    ``evaluations``: the most that each search may compute, in tables over all pairs.
+    ``evaluations``: the most that all searches together may compute, in tables over all pairs.
     """
 
     def __init__(self, pairs: Pairs, tolerance: float, evaluations: float = EVALUATIONS) -> None:
@@ -225,6 +227,10 @@ class Reader:
         self.workers = Places(geometry, worker_places(geometry), True)
         self.kept: dict[str, tuple[list[Kind], Places]] = {}
         self.judged: dict[str, tuple[Array, Match]] = {}
+
+    def part(self, searches: int) -> float:
+        """Return how many evaluations the next of the ``searches`` that are still to come may make."""
+        return max(0.0, self.evaluations - self.model.evaluations) / searches
 
     def tried(self, phase: str) -> tuple[list[Kind], Places]:
         """Return the kinds of faults and the places that are tried in a pass."""
@@ -264,7 +270,7 @@ class Reader:
             predict,
             model.right,
             lambda choices, match, last: self.forward_faults(seen, predict, choices, match, last),
-            self.evaluations,
+            self.part(1 if seen.p is None else 2),
         )
         return found, composed(model.right, found.faults)
 
@@ -596,14 +602,14 @@ class Reader:
                 return Explanation((), True, gradient, (), GRADIENT)
             bases.append((SAME, carried(model.right, choices)))
         found: list[tuple[Explanation, float]] = []
-        for words, base in bases:
+        for number, (words, base) in enumerate(bases):
             one = explain(
                 model,
                 keep,
                 predict,
                 base,
                 lambda now, match, last: self.backward_faults(predict, now, match, last),
-                self.evaluations,
+                self.part(len(bases) - number),
             )
             one = Explanation(one.faults, one.whole, one.match, one.others, words)
             found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
@@ -865,7 +871,8 @@ def explain(
         return whole, tried
 
     for depth in range(MOST_FAULTS):
-        whole, tried = extended(True) if depth else ([], [])
+        # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
+        whole, tried = extended(True)
         if not whole and depth + 1 < MOST_FAULTS:
             whole, tried = extended(False)
         if whole:
