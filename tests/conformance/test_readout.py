@@ -205,7 +205,9 @@ def test_the_search_in_a_problem_gets_what_those_of_earlier_problems_left(monkey
     count = len(explain_target(target).runs)
     of_second = (explain.EVALUATIONS_OF_ALL - 10_000) / EVALUATIONS
     assert shares[:2] == [explain.EVALUATIONS_OF_ALL / EVALUATIONS, of_second]
-    assert shares[2:] == [explain.LEAST_SHARE] * (count - 2)
+    of_third = (explain.EVALUATIONS_OF_ALL - 20_000) / EVALUATIONS
+    assert shares[2] == of_third > explain.LEAST_SHARE
+    assert shares[3:] == [explain.LEAST_SHARE] * (count - 3)
 
 
 def test_an_explanation_does_not_depend_on_the_speed_of_the_machine(monkeypatch):
@@ -237,7 +239,7 @@ def test_the_searches_end_when_they_have_made_their_evaluations(monkeypatch):
     monkeypatch.setattr(search, "explain", counted)
     read_proven(problem, outputs, share=share)
     # One kind of fault is tried to its end before the count is compared.
-    most = share * EVALUATIONS / 2
+    most = share * EVALUATIONS * search.OF_FORWARD
     assert len(made) > 1 and all(0 < x < most + 1_000 for x in made)
 
 

@@ -63,7 +63,8 @@ NOTHING = 0.05  # a smaller factor cannot be told from 0 in every pair
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
 # Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
 # results that stay unexplained take.
-EVALUATIONS = 30_000
+EVALUATIONS = 33_000
+OF_FORWARD = 2 / 3  # the share of the search in the forward pass, if a backward pass follows
 MOST_WHOLE, MOST_PARTIAL = (
     40,
     3,
@@ -228,9 +229,9 @@ class Reader:
         self.kept: dict[str, tuple[list[Kind], Places]] = {}
         self.judged: dict[str, tuple[Array, Match]] = {}
 
-    def part(self, searches: int) -> float:
-        """Return how many evaluations the next of the ``searches`` that are still to come may make."""
-        return max(0.0, self.evaluations - self.model.evaluations) / searches
+    def part(self, share: float) -> float:
+        """Return how many evaluations a search may make that gets ``share`` of those that are left."""
+        return share * max(0.0, self.evaluations - self.model.evaluations)
 
     def tried(self, phase: str) -> tuple[list[Kind], Places]:
         """Return the kinds of faults and the places that are tried in a pass."""
@@ -270,7 +271,7 @@ class Reader:
             predict,
             model.right,
             lambda choices, match, last: self.forward_faults(seen, predict, choices, match, last),
-            self.part(1 if seen.p is None else 2),
+            self.part(1.0 if seen.p is None else OF_FORWARD),
         )
         return found, composed(model.right, found.faults)
 
@@ -609,7 +610,7 @@ class Reader:
                 predict,
                 base,
                 lambda now, match, last: self.backward_faults(predict, now, match, last),
-                self.part(len(bases) - number),
+                self.part(1 / (len(bases) - number)),
             )
             one = Explanation(one.faults, one.whole, one.match, one.others, words)
             found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
