@@ -21,12 +21,12 @@ MOST_VERSIONS = 3
 LONGEST = 120  # characters of a text on a badge
 
 
-def badge(report: Report) -> dict[str, Any]:
+def badge(report: Report, whole: bool | None = None) -> dict[str, Any]:
     """Return the data of a badge in the format of shields.io's endpoint.
 
     The result has the keys ``schemaVersion`` (1), ``label``, ``message`` and ``color``. The label names the version of
     ringspec and the profile: 'part of core' if the report lacks cases of the profile, or does not say how many there
-    are. Raises :class:`~ringspec.errors.FileFormatError` if the header has no date. The message counts the cases that passed, of those that the target claims, and gives versions of the target and
+    are. ``whole``: whether the report has every case of the profile, if the caller knows. Raises :class:`~ringspec.errors.FileFormatError` if the header has no date. The message counts the cases that passed, of those that the target claims, and gives versions of the target and
     the day of the run. It begins with 'incomplete' if the run was interrupted. Source:
     https://shields.io/badges/endpoint-badge.
 
@@ -39,7 +39,7 @@ def badge(report: Report) -> dict[str, Any]:
     """
     words, color = verdict(report)
     header = report.header
-    part = "" if is_whole_profile(report) else "part of "
+    part = "" if (is_whole_profile(report) if whole is None else whole) else "part of "
     label = f"ringspec {header['versions'].get('ringspec', '')} {part}{header['profile']}"
     message = ", ".join([words, *versions(report), day_of(report)])
     return {
