@@ -42,7 +42,7 @@ FORMAT = "ringspec-verdicts-1"
 SUFFIX = ".jsonl.xz"
 MARK = "<!-- docs/verdicts.py generates this table from the reports -->\n"
 # The rows and columns of the README.
-FRONT = ("zhuzilin-ring", "zhuzilin-zigzag", "zhuzilin-stripe")
+FRONT = ("lucidrains", "zhuzilin-ring", "zhuzilin-stripe")
 FRONT_COLUMNS = ("forward", "backward", "w2", "w3")
 PATH = re.compile(r"(?<![\w.:/~<>}$-])/(?:home|Users|root|work|opt|mnt|tmp)/[\w.][^\s\"',)\\]*")
 
@@ -160,11 +160,14 @@ def front_cell(cell: Mapping[str, Any]) -> str:
 
     >>> front_cell({"verdict": "wrong", "counts": {"passed": 3, "wrong": 1, "not claimed": 2}})
     'wrong in 1 of 4'
+    >>> front_cell({"verdict": "passed", "counts": {"passed": 3, "not run": 1}})
+    'passed 3 so far'
     """
     counts, verdict = cell["counts"], cell["verdict"]
     run = sum(n for name, n in counts.items() if name not in ("not claimed", "not run"))
     bad = run - counts.get("passed", 0)
-    return f"{verdict} in {bad} of {run}" if bad else f"{verdict} {run}" if run else verdict
+    so_far = " so far" if run and counts.get("not run") else ""
+    return (f"{verdict} in {bad} of {run}" if bad else f"{verdict} {run or ''}".strip()) + so_far
 
 
 def linked(row: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """The matrix of verdicts says what the stored reports show, and calls nothing wrong that nobody has confirmed."""
 
+import doctest
 import json
 import re
 import sys
@@ -63,6 +64,11 @@ def verdict(found, column):
 
 def passing(id="ring/p", **changes):
     return Record(id, "pass", needs(inputs="float32") | changes)
+
+
+@pytest.mark.parametrize("module", [verdicts, verdict_rows, verdict_cells])
+def test_the_examples_in_the_docstrings_hold(module):
+    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.slow
