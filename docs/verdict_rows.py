@@ -8,7 +8,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from verdict_cells import COLUMNS, cells, columns_of, state_of, wrong_tensors
+from verdict_cells import cells, columns_of, state_of, wrong_tensors
+from verdict_columns import COLUMNS
 
 from ringspec.compare.bounds import RESULTS
 from ringspec.conformance.cases.model import PROFILES

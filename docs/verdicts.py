@@ -20,7 +20,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from verdict_cells import COLUMNS, VERDICTS
+from verdict_cells import VERDICTS
+from verdict_columns import COLUMNS
 from verdict_rows import FACTS, ROOT, name_of, profile_ids, read_facts, row_of, row_without_report
 
 from ringspec.conformance.report.report import (

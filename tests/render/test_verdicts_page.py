@@ -10,7 +10,7 @@ COLUMNS = [
     for group, name in (("pass", "forward"), ("pass", "backward"), ("mask", "window"))
 ]
 VERDICTS = {name: f"It is {name}." for name in ("passed", "wrong", "not claimed")}
-ROWS = "[...document.querySelectorAll('#matrix tbody tr')].filter((r) => r.checkVisibility()).map((r) => r.id)"
+ROWS = "[...document.querySelectorAll('#matrix tbody tr')].filter((r) => r.checkVisibility()).map((r) => r.dataset.row)"
 HEADS = "[...document.querySelectorAll('#matrix thead [data-column]')].filter((r) => r.checkVisibility()).map((r) => r.dataset.column)"
 
 
