@@ -168,8 +168,10 @@ def is_unchecked(record: Record, confirmed: Callable[[Record], bool]) -> bool:
 def with_cases(fact: Mapping[str, Any], records: tuple[Record, ...]) -> dict[str, Any]:
     """A confirmed failure as plain data, with the number of cases that it explains."""
     names = ("tensors", "bug", "text", "since", "hand_check", "public_report", "reproducer")
+    which = [f"{name} {one}" for name, some in fact["versions"].items() for one in some]
     return {name: fact.get(name) for name in names} | {
-        "cases": sum(explains(fact, record) for record in records)
+        "versions": which,
+        "cases": sum(explains(fact, record) for record in records),
     }
 
 
@@ -196,8 +198,9 @@ def command_of(target: str, report: Report, said: Mapping[str, Any]) -> str:
     )
 
 
-def row_without_report(target: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a target of which no report is kept: every cell says why."""
+def row_without_report(target: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a target of which no report is kept: every cell says why, and what was confirmed is told."""
+    said = facts["target"][target]
     why = said.get("no_report", "no report is kept")
     return {
         "id": id_of(target, {}),
@@ -209,6 +212,7 @@ def row_without_report(target: str, said: Mapping[str, Any]) -> dict[str, Any]:
         "install": REQUIREMENTS.format(said["requirements"]) if said.get("requirements") else None,
         "cut": why,
         "report": None,
+        "wrong": [with_cases(one, ()) for one in facts.get("wrong", ()) if one["target"] == target],
         "cells": {
             column.id: {"verdict": "not run", "counts": {}, "why": why} for column in COLUMNS
         },

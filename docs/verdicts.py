@@ -98,7 +98,7 @@ def feed_of(reports: Iterable[Report], facts: Mapping[str, Any]) -> dict[str, An
     rows = [row_of(report, facts) for report in reports]
     have = {row["target"] for row in rows}
     targets = facts.get("target", {})
-    rows += [row_without_report(name, said) for name, said in targets.items() if name not in have]
+    rows += [row_without_report(name, facts) for name in targets if name not in have]
     order = {name: number for number, name in enumerate(targets)}
     last = len(order)
     rows.sort(
@@ -207,15 +207,17 @@ def passed(row: Mapping[str, Any]) -> str:
 
 def wrong(row: Mapping[str, Any]) -> str:
     """What is wrong in a row, in a few words."""
-    if not row["date"]:
-        return words(row["cut"])
+    without = not row["date"]
     parts = [
-        f"{', '.join(fact['tensors'])} wrong; {words(fact['text'])}"
+        (f"{words(', '.join(fact['versions']))}: " if without else "")
+        + f"{', '.join(fact['tensors'])} wrong; {words(fact['text'])}"
         + (f": `{fact['bug']}`" if fact["bug"] else "")
         + (f" ([report]({fact['public_report']}))" if fact["public_report"] else "")
         for fact in row["wrong"]
-        if fact["cases"]
+        if fact["cases"] or without
     ]
+    if without:
+        return "; ".join([*parts, words(row["cut"])])
     if row["unchecked"]:
         parts.append(f"{number(row['unchecked'], 'failure')} not yet checked by hand")
     if known := row["counts"].get("expected failure"):

@@ -76,7 +76,7 @@ def row(one: Mapping[str, Any], columns: Sequence[Mapping[str, Any]]) -> dict[st
         "command": one.get("command", ""),
         "install": one.get("install"),
         "notes": one.get("notes") or (),
-        "wrong": [confirmed(x) for x in one.get("wrong") or () if x["cases"]],
+        "wrong": [confirmed(x) for x in one.get("wrong") or () if x["cases"] or not one["date"]],
         "unchecked": one.get("unchecked", 0),
         "known_failures": one.get("known_failures") or (),
         "sentences": (one.get("diagnosis") or {}).get("sentences") or (),
@@ -101,9 +101,7 @@ def silent(
 
 def confirmed(one: Mapping[str, Any]) -> dict[str, Any]:
     """Return a confirmed failure, with links that are safe."""
-    links = {
-        name: safe_link(one.get(name)) for name in ("public_report", "reproducer", "hand_page")
-    }
+    links = {name: safe_link(one.get(name)) for name in ("public_report", "reproducer")}
     return {**one, **links}
 
 

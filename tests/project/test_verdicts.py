@@ -118,6 +118,9 @@ def test_what_is_called_wrong_has_a_program_without_ringspec_that_confirms_it():
         assert fact["target"] in FACTS["target"]
     for one in FEED["rows"]:
         told = {name for cell in one["cells"].values() for name in cell["counts"]}
+        if not one["date"]:
+            assert told == set()
+            continue
         assert ("wrong" in told) == any(fact["cases"] for fact in one.get("wrong", ())), one["id"]
         assert ("failed" in told) == bool(one.get("unchecked")), one["id"]
 
