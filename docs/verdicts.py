@@ -69,6 +69,8 @@ def store(report: Report, facts: Mapping[str, Any], folder: Path = REPORTS) -> P
     folder.mkdir(exist_ok=True)
     report = with_count(report)
     path = folder / f"{row_of(report, facts)['id']}{SUFFIX}"
+    if path.exists():
+        print(f"replaces {path.name}")
     path.write_bytes(lzma.compress(published(report).encode("ascii"), preset=9))
     return path
 
