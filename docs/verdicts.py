@@ -43,7 +43,7 @@ FORMAT = "ringspec-verdicts-1"
 SUFFIX = ".jsonl.xz"
 MARK = "<!-- docs/verdicts.py generates this table from the reports -->\n"
 # The rows and columns of the README.
-FRONT = ("lucidrains", "zhuzilin-ring", "zhuzilin-stripe")
+FRONT = ("lucidrains", "zhuzilin-ring", "haoliuhl")
 FRONT_COLUMNS = ("forward", "backward", "w2", "w3")
 PATH = re.compile(r"(?<![\w.:/~<>}$-])/(?:home|Users|root|work|opt|mnt|tmp)/[\w.][^\s\"',)\\]*")
 
@@ -147,12 +147,12 @@ def front_table(rows: list[dict[str, Any]]) -> str:
     titles = {"w2": "2 workers", "w3": "3 or more workers"}
     heads = " | ".join(titles.get(name, name) for name in FRONT_COLUMNS)
     lines = [
-        f"| implementation, versions, date of the run | {heads} | what is wrong |",
+        f"| implementation, versions, date and profile of the run | {heads} | what is wrong |",
         f"|{'---|' * (len(FRONT_COLUMNS) + 2)}",
     ]
     for target in FRONT:
         row = next(row for row in rows if row["target"] == target)
-        what = f"{linked(row)}, {versions(row)}, {row['date']}"
+        what = f"{linked(row)}, {versions(row)}, {row['date']}, {words(row['profile'])}"
         cells = " | ".join(front_cell(row["cells"][name]) for name in FRONT_COLUMNS)
         lines.append(f"| {what} | {cells} | {wrong(row)} |")
     return "\n".join(lines) + "\n"
