@@ -213,7 +213,7 @@ BY_HAND |= {("0.39.0", workers): {"dq", "dk", "dv"} for workers in (2, 3)}
 def test_by_hand_without_ringspec_the_same_results_are_wrong(workers):
     if (VERSION, workers) not in BY_HAND:
         pytest.skip(f"known are the versions {sorted({one for one, _ in BY_HAND})}")
-    for name, error in by_hand("diffusers", workers).items():
+    for name, error in by_hand("diffusers_ring", workers).items():
         if name in BY_HAND[VERSION, workers]:
             assert error > 0.1, name
         else:

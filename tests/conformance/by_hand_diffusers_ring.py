@@ -1,6 +1,6 @@
 """diffusers' ring attention checked by hand: a program without ringspec, run by test_diffusers.py.
 
-    python by_hand_diffusers.py WORKERS
+    python by_hand_diffusers_ring.py WORKERS
 
 Processes under gloo run the ring of the installed diffusers unmodified, in float64. The two functions of flash-attn that
 it calls are written here, dense in float64. Prints JSON: for o, dq, dk and dv the largest error against dense float64
