@@ -16,6 +16,7 @@ import generate_bugs
 import generate_errors
 import generate_explore
 import generate_vectors
+import verdicts
 
 import ringspec
 
@@ -70,6 +71,7 @@ generate_bugs.pages()
 html_extra_path = ["_extra"]
 generate.example_report()
 generate_explore.explore_pages()
+verdicts.pages()
 
 
 def setup(app):

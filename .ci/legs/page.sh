@@ -1,8 +1,8 @@
-# The report page and the page of the ring in a real browser, Debian's chromium; here a skip is a failure.
+# The report page, the page of the ring and the matrix of verdicts in a real browser, Debian's chromium; here a skip is a failure.
 set -euo pipefail
 if ! command -v chromium >/dev/null; then
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends chromium >/dev/null
 fi
 chromium --version
-RINGSPEC_REQUIRE=external .venv/bin/python -m pytest -m "external and not slow" tests/conformance/test_page.py tests/render/test_explore.py tests/render/test_browse.py
+RINGSPEC_REQUIRE=external .venv/bin/python -m pytest -m "external and not slow" tests/conformance/test_page.py tests/render/test_explore.py tests/render/test_browse.py tests/render/test_verdicts_page.py

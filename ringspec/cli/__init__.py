@@ -11,6 +11,7 @@ from __future__ import annotations
 import click
 
 import ringspec
+from ringspec.cli.commands.badge import badge_command
 from ringspec.cli.commands.cases import cases_group
 from ringspec.cli.commands.check import check_command
 from ringspec.cli.commands.diff import diff_command
@@ -47,6 +48,7 @@ main.add_command(power_command)
 main.add_command(replay_command)
 main.add_command(explain_command)
 main.add_command(diff_command)
+main.add_command(badge_command)
 main.add_command(reproduce_command)
 main.add_command(cases_group)
 main.add_command(plan_command)

@@ -56,21 +56,31 @@ def pack(
     file: BinaryIO | gzip.GzipFile,
     progress: Callable[[int, int, str], None] | None,
 ) -> None:
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        add_set(vectors, archive, vectors.name, progress)
+
+
+def add_set(
+    vectors: VectorSet,
+    archive: tarfile.TarFile,
+    top: str,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> None:
+    """Add the files of a set to an open archive, below the folder ``top``."""
     listed = vectors.manifest.files()
     files = [MANIFEST_FILE, *listed]
     folders = {str(parent) for name in files for parent in PurePosixPath(name).parents} - {"."}
-    top, done = vectors.name, 0
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        archive.addfile(member(top, None))
-        for name in sorted([*files, *folders]):
-            if name in folders:
-                archive.addfile(member(f"{top}/{name}", None))
-                continue
-            data = content(vectors, name, listed.get(name))
-            archive.addfile(member(f"{top}/{name}", len(data)), io.BytesIO(data))
-            done += 1
-            if progress is not None:
-                progress(done, len(files), name)
+    done = 0
+    archive.addfile(member(top, None))
+    for name in sorted([*files, *folders]):
+        if name in folders:
+            archive.addfile(member(f"{top}/{name}", None))
+            continue
+        data = content(vectors, name, listed.get(name))
+        archive.addfile(member(f"{top}/{name}", len(data)), io.BytesIO(data))
+        done += 1
+        if progress is not None:
+            progress(done, len(files), name)
 
 
 def content(vectors: VectorSet, name: str, listed: FileEntry | None) -> bytes:

@@ -10,6 +10,7 @@ import types
 
 import numpy as np
 import pytest
+from conformance.hand_checks import by_hand
 
 import ringspec as rs
 from ringspec.conformance.cases import golden
@@ -199,3 +200,21 @@ def test_a_version_without_a_name_that_is_used_is_refused_in_a_sentence(monkeypa
         Refused, match="expected TemplatedRingAttention, .*, as diffusers 0.39.0 and"
     ):
         diffusers_ring.dispatch.__wrapped__()
+
+
+# What is wrong in the program without ringspec, by version and number of workers.
+BY_HAND = {("0.42.1", 2): set(), ("0.42.1", 3): {"dk", "dv"}}
+BY_HAND |= {("0.39.0", workers): {"dq", "dk", "dv"} for workers in (2, 3)}
+
+
+@pytest.mark.diffusers
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+def test_by_hand_without_ringspec_the_same_results_are_wrong(workers):
+    if (VERSION, workers) not in BY_HAND:
+        pytest.skip(f"known are the versions {sorted({one for one, _ in BY_HAND})}")
+    for name, error in by_hand("diffusers_ring", workers).items():
+        if name in BY_HAND[VERSION, workers]:
+            assert error > 0.1, name
+        else:
+            assert error <= 1e-12, name

@@ -5,6 +5,7 @@ Needs torch and the package; see its requirements file.
 
 import numpy as np
 import pytest
+from conformance.hand_checks import by_hand
 
 import ringspec as rs
 from ringspec.conformance.cases import golden
@@ -74,3 +75,12 @@ def test_dk_is_dk_plus_dv_and_dv_is_that_of_the_next_worker(target, layout):
 
 def test_it_claims_no_lse_because_it_gives_none():
     assert isinstance(lucidrains.CLAIMS, Capabilities) and lucidrains.CLAIMS.lse == "hidden"
+
+
+@pytest.mark.lucidrains
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "workers"), [("contiguous", 2), ("striped", 3)])
+def test_by_hand_without_ringspec_dk_and_dv_are_wrong_and_o_and_dq_are_right(layout, workers):
+    found = by_hand("lucidrains", layout, workers)
+    assert found["o"] <= 1e-6 and found["dq"] <= 1e-6
+    assert found["dk"] > 0.5 and found["dv"] > 0.5

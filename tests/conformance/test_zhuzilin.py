@@ -4,33 +4,20 @@ Needs torch and the packages of its requirements file. Every failure is confirme
 without ringspec.
 """
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from conformance.hand_checks import by_hand
 
 from ringspec.conformance.cases import probes, properties
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.targets import zhuzilin
 from ringspec.errors import MissingPackageError
 
-BY_HAND = Path(__file__).with_name("by_hand_zhuzilin.py")
-
-
-def by_hand(variant, dtype, workers):
-    command = [sys.executable, str(BY_HAND), variant, dtype, str(workers)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
-
 
 @pytest.mark.zhuzilin
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_by_hand_dq_of_ring_has_the_precision_of_bfloat16_for_float16_inputs(workers):
-    found = by_hand("ring", "float16", workers)
+    found = by_hand("zhuzilin", "ring", "float16", workers)
     assert found["dq"]["finer_than_bfloat16"] == 0 and found["dq"]["error"] > 2**-10
     for name in ("o", "dk", "dv"):
         assert found[name]["finer_than_bfloat16"] > 0 and found[name]["error"] <= 2**-10, name
@@ -40,14 +27,14 @@ def test_by_hand_dq_of_ring_has_the_precision_of_bfloat16_for_float16_inputs(wor
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["zigzag", "stripe"])
 def test_by_hand_the_other_variants_are_right_in_float16(variant):
-    for name, one in by_hand(variant, "float16", 2).items():
+    for name, one in by_hand("zhuzilin", variant, "float16", 2).items():
         assert one["finer_than_bfloat16"] > 0 and one["error"] <= 2**-10, name
 
 
 @pytest.mark.zhuzilin
 @pytest.mark.slow
 def test_by_hand_ring_is_right_in_bfloat16():
-    for name, one in by_hand("ring", "bfloat16", 2).items():
+    for name, one in by_hand("zhuzilin", "ring", "bfloat16", 2).items():
         assert one["error"] <= 2**-7, name
 
 

@@ -56,7 +56,7 @@ def test_the_step_keeps_all_reports_and_with_a_baseline_fails_only_where_a_case_
 ):
     code, summary = step("good", folder="right")
     assert code == 0 and "passed 1 of 1 claimed" in summary
-    names = {"report.jsonl", "report.xml", "report.html", "verdict.txt"}
+    names = {"report.jsonl", "report.xml", "report.html", "verdict.txt", "badge.json"}
     assert {path.name for path in (tmp_path / "right").iterdir()} == names
     code, summary = step("wrong", baseline="right/report.jsonl", folder="wrong")
     assert code == 1 and summary.count("```text") == 2 and "attention/plain" in summary

@@ -16,6 +16,7 @@ HELPERS = (
     "float_tests",
     "lowest",
     "readme_commands",
+    "release",
     "wheel_files",
 )
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The step of the action: run ringspec check, write all reports, and put the verdict into the summary of the job.
+# The step of the action: run ringspec check, write all reports and a badge, and put the verdict into the summary of the job.
 #
 # Reads TARGET, PROFILE, ARGUMENTS, BASELINE and FOLDER from the environment, and GITHUB_STEP_SUMMARY, the file of the
 # summary. Exit status: that of ringspec check; with a BASELINE, that of ringspec diff if the check ran.
@@ -15,6 +15,7 @@ python -m ringspec check ${target[@]+"${target[@]}"} --profile "$PROFILE" --repo
     --html "$FOLDER/report.html" ${more[@]+"${more[@]}"} | tee "$FOLDER/verdict.txt"
 status=${PIPESTATUS[0]}
 shown=("$FOLDER/verdict.txt")
+if [ "$status" -ne 2 ]; then python -m ringspec badge "$report" -o "$FOLDER/badge.json"; fi
 
 if [ -n "${BASELINE:-}" ] && [ "$status" -le 1 ]; then
     python -m ringspec diff "$BASELINE" "$report" | tee "$FOLDER/diff.txt"

@@ -182,6 +182,7 @@ def perform(
         Expectation(options.get("expected_failures") or {}, target, cases)
         header = make_header(target, spec=spec, profile=profile, vectors=vectors_data())
         header["options"] = {"timeout": timeout}
+        header["cases"] = {"profile": len(cases), "chosen": len(chosen)}
         done = kept_of(wanted["report"], header, chosen) if resume else {}
         if not as_json:
             check_text.show_head(header, len(chosen))

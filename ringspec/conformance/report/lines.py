@@ -66,6 +66,9 @@ def read_header(line: dict[str, Any], what: str, format: str) -> dict[str, Any]:
         text(line[name], f"{name} in the header of {what}")
     for name in ("versions", "files"):
         texts_by_name(line.get(name, {}), f"{name} in the header of {what}")
+    for name, count in mapping(line.get("cases", {}), f"cases in the header of {what}").items():
+        if whole(count, f"{name} of the cases in the header of {what}") < 0:
+            refuse(f"a count as {name} of the cases in the header of {what}", count)
     return line
 
 
