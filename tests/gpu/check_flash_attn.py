@@ -96,7 +96,7 @@ def given_statistics(case, q, k, v, more):
             flat(x, case)[place]
             for x, place in zip((q, k, v, *more), (rows, *[columns] * 4), strict=True)
         )
-        seen = visible(len(one), len(keys), case.causal, case.window)
+        seen = mask(case, len(one), len(keys))
         if case.kind == "whole":
             keys, values = torch.cat((keys, extra_k)), torch.cat((values, extra_v))
             seen = torch.cat((seen, torch.ones_like(seen)), 1)
@@ -138,7 +138,7 @@ def expected(case, used, recipe, device, change=lambda seen: seen):
     used = [x.to(device) for x in used]
     for number, (rows, columns) in enumerate(case.sequences()):
         one, keys, values = flat(q, case)[rows], flat(k, case)[columns], flat(v, case)[columns]
-        seen = change(visible(len(one), len(keys), case.causal, case.window)).to(device)
+        seen = change(mask(case, len(one), len(keys))).to(device)
         shared = (seen, case.scale, case.dtype, recipe)
         found = forward(one, keys, values, *shared)
         if used:
@@ -173,9 +173,13 @@ def outside_untouched(case, results):
     return all((results[name][-case.extra :] == UNTOUCHED).all() for name in ("dq", "dk", "dv"))
 
 
+def mask(case, queries, keys):
+    return visible(queries, keys, case.causal, case.window, max(case.keys))
+
+
 def any_row_with_two_keys(case):
     pairs = zip(case.queries, case.keys, strict=True)
-    masks = [visible(n, m, case.causal, case.window) for n, m in pairs]
+    masks = [mask(case, n, m) for n, m in pairs]
     return any((seen.sum(1) > 1).any() for seen in masks)
 
 

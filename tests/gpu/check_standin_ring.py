@@ -1,9 +1,9 @@
 """A ring on the kernel of FlashAttention 2 that PyTorch contains, by the stand-in 'flash_attn[cuda]', on all GPUs.
 
-    python3 tests/gpu/check_standin_ring.py --out DIR [--workers 1 2]
+    python3 tests/gpu/check_standin_ring.py --out DIR [--workers 1 2] [--profile core]
 
-The ring is docs/conform/example_standin.py, unmodified; each profile case that it claims is judged. Needs torch only,
-and no flash_attn. Writes ring.jsonl, as ``ringspec check --report`` does; exit status 1 if a claimed case failed.
+The ring is docs/conform/example_standin.py; every case of the profile that it claims is judged, with each number of
+workers. Needs no flash_attn. ``--device cpu`` tries the same with the stand-in 'flash_attn'. Writes ring.jsonl, as ``ringspec check --report`` does; exit status 1 if a claimed case failed.
 """
 
 import argparse
@@ -29,6 +29,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workers", type=int, nargs="+")
     parser.add_argument("--profile", default="core")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     import torch
@@ -36,11 +37,12 @@ def main():
     workers = given.workers or range(1, torch.cuda.device_count() + 1)
     example = load_target(f"{EXAMPLE}:target")
     claims = dataclasses.replace(example.capabilities, workers=tuple(workers))
-    target = TorchTarget(
-        f"{EXAMPLE}:attention", claims, device="cuda", standins=("flash_attn[cuda]",)
-    )
+    standin = "flash_attn[cuda]" if given.device == "cuda" else "flash_attn"
+    target = TorchTarget(f"{EXAMPLE}:attention", claims, device=given.device, standins=(standin,))
     header = make_header(target, spec=f"{EXAMPLE.name}:target", profile=given.profile)
-    header["versions"] |= {"gpu": torch.cuda.get_device_name(0)}
+    if given.device == "cuda":
+        gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+        header["versions"] |= {"torch": torch.__version__, "gpu": gpus}
     with (given.out / "ring.jsonl").open("w", encoding="utf-8") as file:
         writer = ReportWriter(file, header)
         summary = run(target, run_cases(given.profile), sink=writer)

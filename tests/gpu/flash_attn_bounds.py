@@ -17,19 +17,20 @@ F64 = 2.0**-44  # of the sum of absolute terms, for float64 itself
 MORE = 1.02  # for products of errors, which are left out
 
 
-def visible(queries, keys, causal, window):
-    """Which key each query sees, from the documentation of FlashAttention: aligned at the last query and key."""
-    left, right = window
+def visible(queries, keys, causal, window, longest):
+    """Which key each query sees, as FlashAttention 2 decides it: query and key are aligned at the last ones.
+
+    ``longest``: the keys of the longest sequence. A side of a window with -1, or at least that long, has no limit; if
+    only one side has none, its limit is ``longest``, which matters for rows before the first key.
+    """
+    left, right = (-1 if side >= longest else side for side in window)
+    right = 0 if causal else right
+    if left < 0 and right < 0:
+        return torch.ones(queries, keys, dtype=torch.bool)
+    left, right = (longest if side < 0 else side for side in (left, right))
     i = torch.arange(queries)[:, None] + keys - queries
     j = torch.arange(keys)[None, :]
-    seen = torch.ones(queries, keys, dtype=torch.bool)
-    if left >= 0:
-        seen &= j >= i - left
-    if right >= 0 and not causal:
-        seen &= j <= i + right
-    if causal:
-        seen &= j <= i
-    return seen
+    return (j >= i - left) & (j <= i + right)
 
 
 def without_last_key(seen):

@@ -112,7 +112,9 @@ def tensors(case):
     if not case.packed:
         many, few = (case.batch, *many), (case.batch, *few)
     shapes = (many, few, few, many, few, few)
-    made = [torch.tensor(rng.standard_normal((*s, case.dim))).to(case.dtype) for s in shapes]
+    made = [torch.zeros((*s, case.dim), dtype=case.dtype) for s in shapes]
+    for x in made:
+        x.copy_(torch.from_numpy(rng.standard_normal(x.shape)))
     if case.kind == "views":
         made = [x.transpose(-3, -2).contiguous().transpose(-3, -2) for x in made]
         made[1] = torch.cat((made[1], made[1]), -1)[..., : case.dim]
