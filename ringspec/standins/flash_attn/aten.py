@@ -8,10 +8,8 @@ Source: https://github.com/pytorch/pytorch, aten/src/ATen/native/transformers/cu
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
-from ringspec.standins.flash_attn import kernel
 from ringspec.standins.flash_attn.arguments import (
     HEAD_DIM_MULTIPLE,
     Lengths,
@@ -26,14 +24,7 @@ from ringspec.standins.flash_attn.kernel import (
 )
 from ringspec.standins.names import Standin
 
-__all__ = ["dense_backward", "dense_forward", "kernel_of", "packed_backward", "packed_forward"]
-
-
-def kernel_of(chosen: Standin) -> ModuleType:
-    """Return the module whose functions compute for a stand-in."""
-    import ringspec.standins.flash_attn.aten as here
-
-    return here if chosen.cuda else kernel
+__all__ = ["dense_backward", "dense_forward", "packed_backward", "packed_forward"]
 
 
 def dense_forward(q: Any, k: Any, v: Any, chosen: Options) -> tuple[Any, Any]:

@@ -6,8 +6,10 @@ signatures that rings call.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
+from ringspec.standins.flash_attn import aten, kernel
 from ringspec.standins.flash_attn.arguments import (
     HEAD_DIM_MULTIPLE,
     check_head_dim,
@@ -16,7 +18,6 @@ from ringspec.standins.flash_attn.arguments import (
     not_modelled,
     options,
 )
-from ringspec.standins.flash_attn.aten import kernel_of
 from ringspec.standins.flash_attn.kernel import whole_tiles
 from ringspec.standins.names import Standin
 
@@ -25,6 +26,7 @@ __all__ = [
     "backward",
     "eight",
     "forward",
+    "kernel_of",
     "no_paging",
     "packed_backward",
     "packed_forward",
@@ -32,6 +34,11 @@ __all__ = [
 
 NAMES = ("dout", "q", "k", "v", "out", "dq", "dk", "dv")
 """The tensors of a backward pass, in the order of its arguments."""
+
+
+def kernel_of(chosen: Standin) -> ModuleType:
+    """Return the module whose functions compute for a stand-in."""
+    return aten if chosen.cuda else kernel
 
 
 def forward(chosen: Standin, q: Any, k: Any, v: Any, *given: Any) -> tuple[Any, Any, Any, Any]:

@@ -18,8 +18,7 @@ from ringspec.standins.flash_attn.arguments import (
     not_modelled,
     options,
 )
-from ringspec.standins.flash_attn.aten import kernel_of
-from ringspec.standins.flash_attn.calls import no_paging, probabilities
+from ringspec.standins.flash_attn.calls import kernel_of, no_paging, probabilities
 from ringspec.standins.names import Standin
 
 __all__ = ["public"]
