@@ -9,10 +9,10 @@ from ringspec.errors import OptionError, nearest, shown
 
 __all__ = ["Standin", "standin"]
 
-VERSIONS = {"flash_attn": ("2.6", "2.7", "2.8")}
+VERSIONS = {"flash_attn": ("2.6", "2.7", "2.8"), "flash_attn_interface": ("3.0.0.b1", "3.0.0")}
 """The interface versions of each stand-in; the last one is the default."""
 
-OPTIONS = {"flash_attn": ("exact", "cuda")}
+OPTIONS = {"flash_attn": ("exact", "cuda"), "flash_attn_interface": ("exact",)}
 
 NAME = re.compile(r"(?P<name>\w+)(\[(?P<option>\w+)\])?(==(?P<version>[\w.]+))?")
 
@@ -21,7 +21,7 @@ NAME = re.compile(r"(?P<name>\w+)(\[(?P<option>\w+)\])?(==(?P<version>[\w.]+))?"
 class Standin:
     """One stand-in: the package that it replaces, the version of its interface, and how it computes.
 
-    ``name``: the package, such as 'flash_attn'. ``version``: the version of the interface, such as '2.8'. ``exact``: if
+    ``name``: the package, such as 'flash_attn', or the module 'flash_attn_interface' of FlashAttention 3. ``version``: the version of the interface, such as '2.8'. ``exact``: if
     True, float32 and float64 inputs and any head dimension are accepted as well, which the kernel refuses. ``cuda``: if
     True, PyTorch's own build of the kernel computes on a GPU, and the tensors must be there.
     """

@@ -11,7 +11,16 @@ from typing import Any
 from ringspec.errors import RefusedError, shown
 from ringspec.standins.names import Standin
 
-__all__ = ["Lengths", "Options", "check_tensors", "lengths", "options", "visible"]
+__all__ = [
+    "Lengths",
+    "Options",
+    "check_tensors",
+    "lengths",
+    "not_modelled",
+    "options",
+    "sequences",
+    "visible",
+]
 
 MOST_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
@@ -42,8 +51,8 @@ class Lengths:
     ends_k: Any
 
 
-def not_modelled(what: str, got: Any, fix: str) -> RefusedError:
-    expected = f"{what}, because the stand-in for flash_attn does not model anything else"
+def not_modelled(what: str, got: Any, fix: str, package: str = "flash_attn") -> RefusedError:
+    expected = f"{what}, because the stand-in for {package} does not model anything else"
     return RefusedError(expected, shown(got), fix, code="not-modelled")
 
 

@@ -16,6 +16,7 @@ from ringspec.standins.names import Standin
 from ringspec.standins.rounding import rounded
 
 __all__ = [
+    "block",
     "check_keys",
     "dense_backward",
     "dense_forward",
@@ -24,6 +25,8 @@ __all__ = [
     "packed_backward",
     "packed_forward",
     "packed_sums",
+    "read_lse",
+    "statistics",
 ]
 
 TILE = 128  # rows; the third result of a backward pass has room for whole tiles
