@@ -12,7 +12,7 @@ error divided by the largest number of the right tensor:
   keys, with 4 processes, which are 2 rings of 2
 - ``whole_rows``: the same o and lse, against attention over the ring's keys
 - ``gradients``: the gradients of problem 57 with these inputs, against those of attention over the ring's keys
-- ``mended``: the same, with the o and lse of the whole rows in place of the generated ones
+- ``corrected``: the same, with the o and lse of the whole rows in place of the generated ones
 
 ``same_ring`` tells whether the ring functions of problems 55 and 56 have the code of problem 54.
 """
@@ -99,7 +99,7 @@ def generated_rank(rank, checkout):
     found = {"own_keys": {"o": error(out, own[0]), "lse": error(lse, own[1])}}
     found["whole_rows"] = {"o": error(out, whole[0]), "lse": error(lse, whole[1])}
     solution = loaded(checkout, FILES[1]).solution
-    for name, statistics in (("gradients", (out, lse)), ("mended", [x.float() for x in whole])):
+    for name, statistics in (("gradients", (out, lse)), ("corrected", [x.float() for x in whole])):
         got = solution(dout, q, k, v, *statistics, None, causal, cp_group, dp_group)
         found[name] = {}
         for word, one, right in zip(GRADIENTS, got, gradients, strict=True):
@@ -160,7 +160,7 @@ def ring_code(checkout, name):
 def main(checkout):
     report = {"given": worst(on_ranks(3, given_rank, checkout))}
     ranks = on_ranks(4, generated_rank, checkout)
-    for name in ("own_keys", "mended"):
+    for name in ("own_keys", "corrected"):
         report[name] = worst([one[name] for one in ranks])
     for name in ("whole_rows", "gradients"):
         report[name] = worst([one[name] for one in ranks], min)

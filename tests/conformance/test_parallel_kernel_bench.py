@@ -37,7 +37,7 @@ def test_by_hand_the_rings_are_right_and_the_inputs_of_problem_57_are_of_local_k
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["same_ring"]
-    for part in ("given", "own_keys", "mended"):
+    for part in ("given", "own_keys", "corrected"):
         for name, error in found[part].items():
             assert error <= RIGHT, (part, name)
     for part in ("whole_rows", "gradients"):
