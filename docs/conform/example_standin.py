@@ -53,8 +53,12 @@ class RingAttention(torch.autograd.Function):
 
         q, k, v, o, lse = ctx.saved_tensors
         scale, causal, group = ctx.given
-        rank, dq = dist.get_rank(group), torch.zeros(q.shape)
-        sums = [(torch.zeros(k.shape), torch.zeros(v.shape)) for _ in blocks_of(k[:1, :1], group)]
+        rank = dist.get_rank(group)
+        zeros = [torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v)]
+        dq, sums = (
+            zeros[0],
+            [[x.clone() for x in zeros[1:]] for _ in range(dist.get_world_size(group))],
+        )
         for source, (keys, values) in enumerate(
             zip(blocks_of(k, group), blocks_of(v, group), strict=True)
         ):
@@ -66,7 +70,7 @@ class RingAttention(torch.autograd.Function):
                 dout, q, keys, values, o, lse, *new, 0.0, scale, diagonal, -1, -1, 0.0, None, False
             )
             dq += new[0]
-            sums[source] = (new[1].float(), new[2].float())
+            sums[source] = [x.float() for x in new[1:]]
         # Each block's gradients go to the rank that owns the keys, in float32.
         for pair in sums:
             for x in pair:

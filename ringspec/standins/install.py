@@ -9,14 +9,19 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from ringspec.errors import OptionError
-from ringspec.standins import flash_attn
+from ringspec.standins import flash_attn, flash_attn_3
 from ringspec.standins.names import Standin, standin
 
 __all__ = ["installed"]
 
-MAKERS = {"flash_attn": flash_attn.modules}
+MAKERS = {"flash_attn": flash_attn.modules, "flash_attn_interface": flash_attn_3.modules}
+# The packages that a stand-in replaces.
+PACKAGES = {
+    "flash_attn": ("flash_attn",),
+    "flash_attn_interface": ("flash_attn_interface", "flash_attn_3"),
+}
 # Extension modules of the original packages, which are imported before or without the package.
-EXTENSIONS = {"flash_attn": ("flash_attn_2_cuda",)}
+EXTENSIONS = {"flash_attn": ("flash_attn_2_cuda",), "flash_attn_interface": ()}
 
 
 @contextmanager
@@ -44,15 +49,16 @@ def installed(*names: str) -> Iterator[None]:
     added: dict[str, ModuleType] = {}
     for one in chosen:
         added |= MAKERS[one.name](one)
-    finder = SubmoduleRefusal(tuple(one.name for one in chosen))
+    packages = tuple(name for one in chosen for name in PACKAGES[one.name])
+    finder = SubmoduleRefusal(packages)
     sys.modules.update(added)
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for one in chosen:
-            for name in [name for name in sys.modules if belongs(name, one.name)]:
+        for package in packages:
+            for name in [name for name in sys.modules if belongs(name, package)]:
                 del sys.modules[name]
 
 
@@ -63,7 +69,7 @@ def belongs(module: str, package: str) -> bool:
 def refuse_if_imported(one: Standin) -> None:
     extensions = EXTENSIONS[one.name]
     for name, module in list(sys.modules.items()):
-        if not (belongs(name, one.name) or name in extensions):
+        if not (any(belongs(name, x) for x in PACKAGES[one.name]) or name in extensions):
             continue
         if getattr(module, "ringspec_standin", None) is not None:
             fix = "use one with block, and name each stand-in once"

@@ -1,4 +1,4 @@
-"""Which stand-ins exist, and how a stand-in is named: ``flash_attn``, ``flash_attn==2.6``, ``flash_attn[exact]``."""
+"""Which stand-ins exist, and how they are named: ``flash_attn``, ``flash_attn==2.6``, ``flash_attn[exact]``."""
 
 from __future__ import annotations
 
@@ -9,29 +9,38 @@ from ringspec.errors import OptionError, nearest, shown
 
 __all__ = ["Standin", "standin"]
 
-VERSIONS = {"flash_attn": ("2.6", "2.7", "2.8")}
+VERSIONS = {"flash_attn": ("2.6", "2.7", "2.8"), "flash_attn_interface": ("3.0.0.b1", "3.0.0")}
 """The interface versions of each stand-in; the last one is the default."""
 
-NAME = re.compile(r"(?P<name>\w+)(?P<exact>\[exact\])?(==(?P<version>[\w.]+))?")
+OPTIONS = {"flash_attn": ("exact", "cuda"), "flash_attn_interface": ("exact",)}
+
+NAME = re.compile(r"(?P<name>\w+)(\[(?P<option>\w+)\])?(==(?P<version>[\w.]+))?")
 
 
 @dataclass(frozen=True)
 class Standin:
-    """One stand-in: the package that it replaces, the version of its interface, and which inputs it accepts.
+    """One stand-in: the package that it replaces, the version of its interface, and how it computes.
 
-    ``name``: the package, such as 'flash_attn'. ``version``: the version of the interface, such as '2.8'. ``exact``: if
-    True, float32 and float64 inputs and any head dimension are accepted as well, which the kernel refuses.
+    ``name``: the package, such as 'flash_attn', or the module 'flash_attn_interface' of FlashAttention 3. ``version``: the version of the interface, such as '2.8'. ``exact``: if
+    True, float32 and float64 inputs and any head dimension are accepted as well, which the kernel refuses. ``cuda``: if
+    True, PyTorch's own build of the kernel computes on a GPU, and the tensors must be there.
     """
 
     name: str
     version: str
     exact: bool = False
+    cuda: bool = False
 
     @property
     def note(self) -> str:
         """A sentence for a report: what computed in place of the kernel, and what a run therefore cannot show."""
+        interface = (
+            f"{self.name} is ringspec's stand-in with the interface of {self.name} {self.version}"
+        )
+        if self.cuda:
+            return f"{interface}, computed by PyTorch's own FlashAttention kernels on a GPU; dropout was not tested"
         return (
-            f"{self.name} is ringspec's stand-in with the interface of {self.name} {self.version}: float64 on a CPU,"
+            f"{interface}: float64 on a CPU,"
             " rounded once; the kernel's own errors, dropout and races between CUDA streams were not tested"
         )
 
@@ -39,11 +48,11 @@ class Standin:
 def standin(text: str) -> Standin:
     """Return the stand-in that a text names.
 
-    ``text``: the name of the package, optionally followed by ``[exact]`` and by ``==`` with a version of the interface.
-    The default version is the newest. Raises OptionError for an unknown name or version.
+    ``text``: the name of the package, optionally followed by ``[exact]`` or ``[cuda]`` and by ``==`` with a version of the
+    interface. The default version is the newest. Raises OptionError for an unknown name, option or version.
 
     >>> standin("flash_attn"), standin("flash_attn[exact]==2.6").exact
-    (Standin(name='flash_attn', version='2.8', exact=False), True)
+    (Standin(name='flash_attn', version='2.8', exact=False, cuda=False), True)
     """
     match = NAME.fullmatch(text) if isinstance(text, str) else None
     if match is None or match["name"] not in VERSIONS:
@@ -59,4 +68,10 @@ def standin(text: str) -> Standin:
             f"a version of {match['name']} whose interface the stand-in has: {', '.join(known)}"
         )
         raise OptionError(expected, version, f"write {match['name']}=={known[-1]}")
-    return Standin(match["name"], found[0], match["exact"] is not None)
+    option = match["option"]
+    if option not in (None, *OPTIONS[match["name"]]):
+        expected = (
+            f"an option of the stand-in for {match['name']}: {', '.join(OPTIONS[match['name']])}"
+        )
+        raise OptionError(expected, option, nearest(option, OPTIONS[match["name"]]))
+    return Standin(match["name"], found[0], option == "exact", option == "cuda")

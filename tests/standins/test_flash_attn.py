@@ -198,6 +198,17 @@ def test_given_buffers_are_written_in_place_and_others_left_alone():
     assert sums.shape == (2, 2, 128) and worst(sums[:, :, :4], delta) <= TOLERANCE
 
 
+def test_o_has_the_strides_of_q_and_lse_is_contiguous():
+    q, k, v, _ = given((5, 6), (4, 2))
+    views = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    across = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]
+    for tensors, strides in ((views, views[0].stride()), (across, q.stride())):
+        o, lse, *_ = interface()._flash_attn_forward(
+            *tensors, 0.0, 0.3, False, -1, -1, 0.0, None, False
+        )
+        assert o.stride() == strides and lse.is_contiguous()
+
+
 @pytest.mark.parametrize(
     ("dtype", "digits", "smallest"), [("bfloat16", 8, -133), ("float16", 11, -24)]
 )

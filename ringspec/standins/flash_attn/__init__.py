@@ -2,9 +2,10 @@
 
 1. ``arguments``  what the kernel refuses and what the stand-in does not model, as errors; window and lengths
 2. ``kernel``     forward and backward of dense and packed (varlen) tensors, as the CUDA extension returns them
-3. ``calls``      one call: arguments checked, results as each version returns them
-4. ``version_2_6``, ``version_2_7``  the underscored functions that rings call, with the signatures of each version
-5. ``public``     the differentiable functions
+3. ``aten``       the same by PyTorch's own build of the kernel, on a GPU
+4. ``calls``      one call: arguments checked, results as each version returns them
+5. ``version_2_6``, ``version_2_7``  the underscored functions that rings call, with the signatures of each version
+6. ``public``     the differentiable functions
 
 Modelled from the signatures, docstrings and argument checks of FlashAttention 2.6.3, 2.7.4 and 2.8.3
 (https://github.com/Dao-AILab/flash-attention). No code is taken from there.

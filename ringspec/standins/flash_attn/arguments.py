@@ -11,7 +11,16 @@ from typing import Any
 from ringspec.errors import RefusedError, shown
 from ringspec.standins.names import Standin
 
-__all__ = ["Lengths", "Options", "check_tensors", "lengths", "options", "visible"]
+__all__ = [
+    "Lengths",
+    "Options",
+    "check_tensors",
+    "lengths",
+    "not_modelled",
+    "options",
+    "sequences",
+    "visible",
+]
 
 MOST_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
@@ -29,16 +38,21 @@ class Options:
 
 @dataclass(frozen=True)
 class Lengths:
-    """The sequences of packed tensors: each sequence's first row and the row after its last, of q and of k."""
+    """The sequences of packed tensors: each sequence's first row and the row after its last, of q and of k.
+
+    ``longest_q`` and ``longest_k`` are the given max_seqlen, ``ends_q`` and ``ends_k`` the given cu_seqlens.
+    """
 
     rows_q: tuple[tuple[int, int], ...]
     rows_k: tuple[tuple[int, int], ...]
     longest_q: int
     longest_k: int
+    ends_q: Any
+    ends_k: Any
 
 
-def not_modelled(what: str, got: Any, fix: str) -> RefusedError:
-    expected = f"{what}, because the stand-in for flash_attn does not model anything else"
+def not_modelled(what: str, got: Any, fix: str, package: str = "flash_attn") -> RefusedError:
+    expected = f"{what}, because the stand-in for {package} does not model anything else"
     return RefusedError(expected, shown(got), fix, code="not-modelled")
 
 
@@ -98,6 +112,10 @@ def check_tensors(chosen: Standin, axes: int, **tensors: Any) -> None:
             fix = "pass 16-bit tensors, or install the stand-in 'flash_attn[exact]'"
             expected = f"{name} in float16 or bfloat16, as the kernel needs"
             raise RefusedError(expected, str(x.dtype), fix)
+        if x.is_cuda != chosen.cuda:
+            expected = f"{name} on a {'CUDA device' if chosen.cuda else 'CPU'}, where the stand-in computes"
+            fix = f"move it, or install {'flash_attn' if chosen.cuda else 'flash_attn[cuda]'}"
+            raise RefusedError(expected, str(x.device), fix)
         if x.dtype != q.dtype:
             expected = f"{name} in the dtype of q, {q.dtype}"
             raise RefusedError(expected, str(x.dtype), f"convert {name}")
@@ -164,7 +182,7 @@ def lengths(four: tuple[Any, ...], q: Any, k: Any) -> Lengths:
     if max_seqlen_q < 1:
         expected = "max_seqlen_q >= 1, without which the kernel does not start"
         raise RefusedError(expected, shown(max_seqlen_q), "do not call it for an empty block")
-    return Lengths(rows_q, rows_k, int(max_seqlen_q), int(max_seqlen_k))
+    return Lengths(rows_q, rows_k, int(max_seqlen_q), int(max_seqlen_k), cu_seqlens_q, cu_seqlens_k)
 
 
 def sequences(cu_seqlens: Any, name: str, total: int) -> tuple[tuple[int, int], ...]:
@@ -174,7 +192,7 @@ def sequences(cu_seqlens: Any, name: str, total: int) -> tuple[tuple[int, int], 
     if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype != torch.int32:
         got = str(getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__))
         raise RefusedError(f"{name} as an int32 tensor", got, f"convert {name}")
-    ends = [int(one) for one in cu_seqlens]
+    ends = cu_seqlens.tolist()
     if len(ends) < 2 or ends[0] < 0 or ends != sorted(ends) or ends[-1] > total:
         expected = (
             f"{name} as ascending row numbers from 0 to at most {total}, one more than sequences"

@@ -6,9 +6,10 @@ signatures that rings call.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
-from ringspec.standins.flash_attn import kernel
+from ringspec.standins.flash_attn import aten, kernel
 from ringspec.standins.flash_attn.arguments import (
     HEAD_DIM_MULTIPLE,
     check_head_dim,
@@ -17,6 +18,7 @@ from ringspec.standins.flash_attn.arguments import (
     not_modelled,
     options,
 )
+from ringspec.standins.flash_attn.kernel import whole_tiles
 from ringspec.standins.names import Standin
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "backward",
     "eight",
     "forward",
+    "kernel_of",
     "no_paging",
     "packed_backward",
     "packed_forward",
@@ -33,14 +36,19 @@ NAMES = ("dout", "q", "k", "v", "out", "dq", "dk", "dv")
 """The tensors of a backward pass, in the order of its arguments."""
 
 
+def kernel_of(chosen: Standin) -> ModuleType:
+    """Return the module whose functions compute for a stand-in."""
+    return aten if chosen.cuda else kernel
+
+
 def forward(chosen: Standin, q: Any, k: Any, v: Any, *given: Any) -> tuple[Any, Any, Any, Any]:
     """Return o, lse, the empty probabilities and the state of the random numbers."""
     checked = options(*given)
     check_tensors(chosen, 4, q=q, k=k, v=v)
     check_forward_head_dim(chosen, q)
-    o, lse = kernel.dense_forward(q, k, v, checked)
+    o, lse = kernel_of(chosen).dense_forward(q, k, v, checked)
     size = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    return o, lse, probabilities(q, given[-1], *size), random_state()
+    return o, lse, probabilities(q, given[-1], *size), random_state(q)
 
 
 def backward(chosen: Standin, tensors: dict[str, Any], lse: Any, *given: Any) -> Any:
@@ -50,7 +58,7 @@ def backward(chosen: Standin, tensors: dict[str, Any], lse: Any, *given: Any) ->
     check_tensors(chosen, 4, **named)
     check_head_dim(chosen, named["q"])
     given_tensors, buffers = split(named)
-    return kernel.dense_backward(chosen, given_tensors, lse, buffers, checked), buffers
+    return kernel_of(chosen).dense_backward(chosen, given_tensors, lse, buffers, checked), buffers
 
 
 def packed_forward(
@@ -64,12 +72,12 @@ def packed_forward(
     check_tensors(chosen, 3, q=q, k=k, v=v)
     check_forward_head_dim(chosen, q)
     packed = lengths(four, q, k)
-    o, lse = kernel.packed_forward(q, k, v, packed, checked)
+    o, lse = kernel_of(chosen).packed_forward(q, k, v, packed, checked)
     if zero:
         outside = rows_outside(packed.rows_q, q)
         o[outside], lse[:, outside] = 0.0, -float("inf")
     size = (len(packed.rows_q), q.shape[1], packed.longest_q, packed.longest_k)
-    return o, lse, probabilities(q, given[-1], *size), random_state()
+    return o, lse, probabilities(q, given[-1], *size), random_state(q)
 
 
 def packed_backward(
@@ -90,7 +98,7 @@ def packed_backward(
     if zero:
         for buffer in buffers:
             buffer.zero_()
-    sums = kernel.packed_backward(chosen, given_tensors, lse, buffers, packed, checked)
+    sums = kernel_of(chosen).packed_backward(chosen, given_tensors, lse, buffers, packed, checked)
     return sums, buffers
 
 
@@ -118,7 +126,7 @@ def rows_outside(rows: tuple[tuple[int, int], ...], q: Any) -> Any:
     """Return which rows of q belong to no sequence."""
     import torch
 
-    outside = torch.ones(q.shape[0], dtype=torch.bool)
+    outside = torch.ones(q.shape[0], dtype=torch.bool, device=q.device)
     for start, stop in rows:
         outside[start:stop] = False
     return outside
@@ -129,15 +137,15 @@ def probabilities(q: Any, wanted: bool, batch: int, heads: int, queries: int, ke
     import torch
 
     if not wanted:
-        return torch.empty(0, dtype=q.dtype)
-    size = (batch, heads, kernel.whole_tiles(queries), kernel.whole_tiles(keys))
-    return torch.full(size, torch.nan, dtype=q.dtype)
+        return torch.empty(0, dtype=q.dtype, device=q.device)
+    size = (batch, heads, whole_tiles(queries), whole_tiles(keys))
+    return torch.full(size, torch.nan, dtype=q.dtype, device=q.device)
 
 
-def random_state() -> Any:
+def random_state(q: Any) -> Any:
     import torch
 
-    return torch.zeros(2, dtype=torch.int64)
+    return torch.zeros(2, dtype=torch.int64, device=q.device)
 
 
 def no_paging(**given: Any) -> None:

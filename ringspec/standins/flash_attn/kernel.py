@@ -15,7 +15,19 @@ from ringspec.standins.flash_attn.arguments import Lengths, Options, visible
 from ringspec.standins.names import Standin
 from ringspec.standins.rounding import rounded
 
-__all__ = ["dense_backward", "dense_forward", "packed_backward", "packed_forward"]
+__all__ = [
+    "block",
+    "check_keys",
+    "dense_backward",
+    "dense_forward",
+    "dense_sums",
+    "lse_memory",
+    "packed_backward",
+    "packed_forward",
+    "packed_sums",
+    "read_lse",
+    "statistics",
+]
 
 TILE = 128  # rows; the third result of a backward pass has room for whole tiles
 
@@ -28,7 +40,7 @@ def dense_forward(q: Any, k: Any, v: Any, chosen: Options) -> tuple[Any, Any]:
     seen = visible(queries, keys, keys, chosen)
     with torch.no_grad():
         o, lse = attention.forward(q, k, v, seen, chosen.scale, chosen.softcap)
-    return rounded(o, q.dtype), stored_lse(lse, q)
+    return new_output(q).copy_(rounded(o, q.dtype)), stored_lse(lse, q)
 
 
 def dense_backward(
@@ -48,7 +60,7 @@ def dense_backward(
     batch, queries, heads, _ = q.shape
     check_keys(k.shape[1])
     seen = visible(queries, k.shape[1], k.shape[1], chosen)
-    sums = torch.full((batch, heads, whole_tiles(queries)), torch.nan, dtype=statistics(q))
+    sums = dense_sums(q)
     with torch.no_grad():
         read = read_lse(standin, lse, (batch, heads, queries), q)
         found = attention.backward(dout, q, k, v, out, read, seen, chosen.scale, chosen.softcap)
@@ -62,7 +74,7 @@ def packed_forward(q: Any, k: Any, v: Any, lengths: Lengths, chosen: Options) ->
     """Return o [Tq, H, D] and lse [H, Tq] of q [Tq, H, D] and k, v [Tk, Hkv, D]."""
     import torch
 
-    o = torch.full(q.shape, torch.nan, dtype=q.dtype)
+    o = new_output(q)
     lse = torch.full((q.shape[1], q.shape[0]), torch.nan, dtype=statistics(q))
     with torch.no_grad():
         for rows, columns in zip(lengths.rows_q, lengths.rows_k, strict=True):
@@ -96,8 +108,7 @@ def packed_backward(
     dout, q, k, v, out = given
     total, heads, _ = q.shape
     check_keys(lengths.longest_k)
-    size = (heads, total + TILE * len(lengths.rows_q))
-    sums = torch.full(size, torch.nan, dtype=statistics(q))
+    sums = packed_sums(q, lengths)
     with torch.no_grad():
         wide = read_lse(standin, lse, (heads, total), q)
         pairs = zip(lengths.rows_q, lengths.rows_k, strict=True)
@@ -121,6 +132,29 @@ def packed_backward(
             first = rows[0] + TILE * number
             sums[:, first : first + one.shape[1]] = found.delta[0]
     return sums
+
+
+def new_output(q: Any) -> Any:
+    """Allocate o, as NaN, with the strides that the original gives it: those of q if its last axis is contiguous."""
+    import torch
+
+    return torch.full_like(q if q.stride(-1) == 1 else q.contiguous(), torch.nan)
+
+
+def dense_sums(q: Any) -> Any:
+    """Allocate the sums of dout * out [B, H, Sq rounded up to whole tiles], as NaN."""
+    import torch
+
+    size = (q.shape[0], q.shape[2], whole_tiles(q.shape[1]))
+    return torch.full(size, torch.nan, dtype=statistics(q), device=q.device)
+
+
+def packed_sums(q: Any, lengths: Lengths) -> Any:
+    """Allocate the sums of dout * out [H, Tq + a tile for each sequence], as NaN."""
+    import torch
+
+    size = (q.shape[1], q.shape[0] + TILE * len(lengths.rows_q))
+    return torch.full(size, torch.nan, dtype=statistics(q), device=q.device)
 
 
 def check_keys(keys: int) -> None:
@@ -150,10 +184,17 @@ def stored_lse(lse: Any, q: Any) -> Any:
 
 
 def read_lse(standin: Standin, lse: Any, shape: tuple[int, ...], q: Any) -> Any:
+    """Return lse as the kernel takes it: memory in this shape, in which -inf counts as 0."""
+    import torch
+
+    read = lse_memory(standin, lse, shape, q)
+    return read.masked_fill(read == -torch.inf, 0.0)
+
+
+def lse_memory(standin: Standin, lse: Any, shape: tuple[int, ...], q: Any) -> Any:
     """Return lse as the CUDA extension reads it: contiguous memory in this shape, whatever the view.
 
     The extension checks neither shape, dtype nor strides. A wrong dtype or too little memory raises RefusedError here.
-    A -inf counts as 0, as in the kernel.
     """
     import torch
 
@@ -169,8 +210,7 @@ def read_lse(standin: Standin, lse: Any, shape: tuple[int, ...], q: Any) -> Any:
     if has - lse.storage_offset() < needed:
         expected = f"softmax_lse with the {needed} numbers that the kernel reads, {list(shape)}"
         raise RefusedError(expected, str(tuple(lse.shape)), "pass one lse for each head and query")
-    read = lse.as_strided(shape, tuple(strides), lse.storage_offset())
-    return read.masked_fill(read == -torch.inf, 0.0)
+    return lse.as_strided(shape, tuple(strides), lse.storage_offset())
 
 
 def whole_tiles(rows: int) -> int:

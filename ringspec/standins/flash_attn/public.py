@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ringspec.standins.flash_attn import kernel
 from ringspec.standins.flash_attn.arguments import (
     Lengths,
     Options,
@@ -19,7 +18,7 @@ from ringspec.standins.flash_attn.arguments import (
     not_modelled,
     options,
 )
-from ringspec.standins.flash_attn.calls import no_paging, probabilities
+from ringspec.standins.flash_attn.calls import kernel_of, no_paging, probabilities
 from ringspec.standins.names import Standin
 
 __all__ = ["public"]
@@ -37,11 +36,13 @@ class Calling:
     returns_lse: bool
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        kernel = kernel_of(self.standin)
         if self.lengths is None:
             return kernel.dense_forward(q, k, v, self.options)
         return kernel.packed_forward(q, k, v, self.lengths, self.options)
 
     def backward(self, given: tuple[Any, ...], lse: Any, buffers: tuple[Any, Any, Any]) -> None:
+        kernel = kernel_of(self.standin)
         if self.lengths is None:
             kernel.dense_backward(self.standin, given, lse, buffers, self.options)
         else:
