@@ -9,8 +9,18 @@ from ringspec.errors import OptionError, nearest, shown
 
 __all__ = ["Standin", "standin"]
 
-VERSIONS = {"flash_attn": ("2.6", "2.7", "2.8")}
+VERSIONS = {"flash_attn": ("2.6", "2.7", "2.8"), "transformer_engine_torch": ("2.20",)}
 """The interface versions of each stand-in; the last one is the default."""
+
+NOTES = {
+    "flash_attn": "float64 on a CPU, rounded once; the kernel's own errors, dropout and races between CUDA streams were"
+    " not tested",
+    "transformer_engine_torch": "the functions for packed tensors, in float64 on a CPU, rounded once; CUDA streams and"
+    " events do nothing, the device has compute capability 9.0, transfers of gloo may be awaited twice; "
+    "transformer_engine is imported without its compiled part, and its modules, ops and triton kernels are"
+    " placeholders; FusedAttention, FP8 and races between CUDA streams were not tested",
+}
+"""What a stand-in computes, and what a run with it cannot show."""
 
 NAME = re.compile(r"(?P<name>\w+)(?P<exact>\[exact\])?(==(?P<version>[\w.]+))?")
 
@@ -30,10 +40,8 @@ class Standin:
     @property
     def note(self) -> str:
         """A sentence for a report: what computed in place of the kernel, and what a run therefore cannot show."""
-        return (
-            f"{self.name} is ringspec's stand-in with the interface of {self.name} {self.version}: float64 on a CPU,"
-            " rounded once; the kernel's own errors, dropout and races between CUDA streams were not tested"
-        )
+        interface = f"{self.name} is ringspec's stand-in with the interface of {self.name}"
+        return f"{interface} {self.version}: {NOTES[self.name]}"
 
 
 def standin(text: str) -> Standin:
