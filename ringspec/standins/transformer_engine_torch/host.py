@@ -127,6 +127,8 @@ class Idle:
 
 def cuda() -> dict[str, Any]:
     """Return the functions of torch.cuda that are replaced."""
+    import torch
+
     current = Idle()
     properties = SimpleNamespace(
         name="none (ringspec's stand-in)", major=CAPABILITY[0], minor=CAPABILITY[1]
@@ -134,7 +136,7 @@ def cuda() -> dict[str, Any]:
     return {
         "Event": Idle,
         "Stream": Idle,
-        "current_device": lambda: 0,
+        "current_device": lambda: torch.device("cpu"),  # where new tensors are allocated
         "current_stream": lambda device=None: current,
         "get_device_properties": lambda device=None: properties,
         "stream": lambda stream: nullcontext(),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -59,7 +60,7 @@ class WithoutExtension:
         return spec
 
 
-class Parent:
+class Parent(Loader):
     """A loader of a package whose ``__init__`` is not run."""
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -74,7 +75,7 @@ class Parent:
             importlib.import_module(first)
 
 
-class Placeholder:
+class Placeholder(Loader):
     """A loader of a module that has a few names, whose use raises RefusedError."""
 
     def create_module(self, spec: ModuleSpec) -> None:
