@@ -22,12 +22,14 @@ from ringspec.errors import RefusedError
 
 __all__ = ["PARENTS", "PLACEHOLDERS", "WithoutExtension"]
 
-# Each with the module that its __init__ imports early, without which circular imports fail.
+ATTENTION = "transformer_engine.pytorch.attention.dot_product_attention"
+# Each with a module that its __init__ imports. Without the first, circular imports fail; the second reads the version of
+# flash-attn, from which context parallelism derives the layout of lse.
 PARENTS = {
     "transformer_engine": None,
     "transformer_engine.pytorch": "transformer_engine.pytorch.tensor",
     "transformer_engine.pytorch.attention": None,
-    "transformer_engine.pytorch.attention.dot_product_attention": None,
+    ATTENTION: f"{ATTENTION}.backends",
 }
 
 PLACEHOLDERS: dict[str, tuple[str, ...]] = {
