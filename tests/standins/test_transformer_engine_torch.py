@@ -10,6 +10,7 @@ import pytest
 
 from ringspec.errors import RefusedError
 from ringspec.standins import installed, standin
+from ringspec.standins.transformer_engine_torch.host import awaited
 
 pytestmark = pytest.mark.torch
 
@@ -257,6 +258,23 @@ def test_what_a_gpu_would_answer_is_given_inside_the_block_only():
     assert (dict(os.environ), torch.distributed.isend) == (options, isend)
     assert sys.meta_path == finders
     assert not {NAME, "flash_attn", "flash_attn_2_cuda", "transformer_engine"} & set(sys.modules)
+
+
+def test_a_transfer_waits_once_and_otherwise_stays_as_it_is():
+    """With gloo, a second wait hangs until its time limit; TransformerEngine's backward pass waits twice."""
+    waited = []
+
+    class Work:
+        source = 3
+
+        def wait(self, timeout=None):
+            waited.append(timeout)
+
+    transfer = awaited(lambda x, peer: Work() if peer else None)
+    assert transfer("x", 0) is None  # a rank outside the group
+    work = transfer("x", peer=1)
+    assert work.wait(5) is True and work.wait(5) is True and waited == [5]
+    assert work.source == 3
 
 
 def test_the_note_says_what_a_run_does_not_show():
