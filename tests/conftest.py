@@ -44,7 +44,7 @@ MODULES = {
     "haoliuhl": ("jax", "ringattention"),
     "lucidrains": ("torch", "ring_attention_pytorch"),
     "zhuzilin": ("torch", "ring_flash_attn", "transformers"),
-    "transformer_engine": ("torch", "transformer_engine", "einops", "pydantic"),
+    "transformer_engine": ("torch", "transformer_engine", "einops", "onnxscript", "pydantic"),
     "gpu": ("torch",),
     "notebook": ("nbformat", "nbclient", "ipykernel", "matplotlib"),
 }

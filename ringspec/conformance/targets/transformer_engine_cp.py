@@ -43,7 +43,7 @@ from ringspec.conformance.target.protocol import Refused
 from ringspec.conformance.target.versions import check_keywords, require
 
 PACKAGE, FLOOR, KNOWN = "transformer_engine", "2.20", "2.20.2"
-COMMAND = f"pip install torch einops pydantic && pip install --no-deps '{PACKAGE}>={FLOOR}'"
+COMMAND = f"pip install torch einops onnxscript packaging pydantic && pip install --no-deps '{PACKAGE}>={FLOOR}'"
 STANDINS = ("flash_attn", "transformer_engine_torch")
 PAIR = 2  # workers that exchange heads, with a2a+p2p
 
@@ -213,7 +213,12 @@ def target(name: str, **settings: Any) -> TorchTarget:
     ``settings`` are passed to TorchTarget. Raises MissingPackageError if a package is missing or too old.
     """
     if "python" not in settings:
-        require(("torch", "einops", "pydantic", PACKAGE), PACKAGE, FLOOR, COMMAND)
+        require(
+            ("torch", "einops", "onnxscript", "packaging", "pydantic", PACKAGE),
+            PACKAGE,
+            FLOOR,
+            COMMAND,
+        )
     # The first call imports TransformerEngine.
     chosen: dict[str, Any] = {"timeout": 180.0, "standins": STANDINS, **settings}
     return TorchTarget(
