@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from ringspec.errors import OptionError
-from ringspec.standins import flash_attn, flash_attn_3
+from ringspec.standins import flash_attn, flash_attn_3, transformer_engine_torch
 from ringspec.standins.names import Standin, standin
 
 __all__ = ["installed"]
 
-MAKERS = {"flash_attn": flash_attn.modules, "flash_attn_interface": flash_attn_3.modules}
+MAKERS = {
+    "flash_attn": flash_attn.modules,
+    "flash_attn_interface": flash_attn_3.modules,
+    "transformer_engine_torch": transformer_engine_torch.modules,
+}
 # The packages that a stand-in replaces.
 PACKAGES = {
     "flash_attn": ("flash_attn",),
     "flash_attn_interface": ("flash_attn_interface", "flash_attn_3"),
+    "transformer_engine_torch": ("transformer_engine_torch",),
 }
-# Extension modules of the original packages, which are imported before or without the package.
-EXTENSIONS = {"flash_attn": ("flash_attn_2_cuda",), "flash_attn_interface": ()}
+# Other modules that use the original: extensions, which are imported before or without the package, and packages that
+# import it. They must not be imported before, and are removed after the block.
+OTHERS = {
+    "flash_attn": ("flash_attn_2_cuda",),
+    "flash_attn_interface": (),
+    "transformer_engine_torch": ("transformer_engine",),
+}
+# What the environment of a stand-in answers: a context manager.
+ANSWERS = {"transformer_engine_torch": transformer_engine_torch.answered}
 
 
 @contextmanager
@@ -54,22 +66,29 @@ def installed(*names: str) -> Iterator[None]:
     sys.modules.update(added)
     sys.meta_path.insert(0, finder)
     try:
-        yield
+        with ExitStack() as stack:
+            for one in chosen:
+                if one.name in ANSWERS:
+                    stack.enter_context(ANSWERS[one.name]())
+            yield
     finally:
         sys.meta_path.remove(finder)
-        for package in packages:
-            for name in [name for name in sys.modules if belongs(name, package)]:
-                del sys.modules[name]
+        for name in [name for name in sys.modules if any(owns(one, name) for one in chosen)]:
+            del sys.modules[name]
 
 
 def belongs(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
+def owns(one: Standin, module: str) -> bool:
+    """Tell whether a module is one of the original, or uses it."""
+    return any(belongs(module, package) for package in (*PACKAGES[one.name], *OTHERS[one.name]))
+
+
 def refuse_if_imported(one: Standin) -> None:
-    extensions = EXTENSIONS[one.name]
     for name, module in list(sys.modules.items()):
-        if not (any(belongs(name, x) for x in PACKAGES[one.name]) or name in extensions):
+        if not owns(one, name):
             continue
         if getattr(module, "ringspec_standin", None) is not None:
             fix = "use one with block, and name each stand-in once"

@@ -9,10 +9,29 @@ from ringspec.errors import OptionError, nearest, shown
 
 __all__ = ["Standin", "standin"]
 
-VERSIONS = {"flash_attn": ("2.6", "2.7", "2.8"), "flash_attn_interface": ("3.0.0.b1", "3.0.0")}
+VERSIONS = {
+    "flash_attn": ("2.6", "2.7", "2.8"),
+    "flash_attn_interface": ("3.0.0.b1", "3.0.0"),
+    "transformer_engine_torch": ("2.20",),
+}
 """The interface versions of each stand-in; the last one is the default."""
 
-OPTIONS = {"flash_attn": ("exact", "cuda"), "flash_attn_interface": ("exact",)}
+OPTIONS = {
+    "flash_attn": ("exact", "cuda"),
+    "flash_attn_interface": ("exact",),
+    "transformer_engine_torch": (),
+}
+
+OF_A_KERNEL = "float64 on a CPU, rounded once; the kernel's own errors, dropout and races between CUDA streams were not tested"
+NOTES = {
+    "flash_attn": OF_A_KERNEL,
+    "flash_attn_interface": OF_A_KERNEL,
+    "transformer_engine_torch": "the functions for packed tensors, in float64 on a CPU, rounded once; CUDA streams and"
+    " events do nothing, the device has compute capability 9.0, transfers of gloo may be awaited twice; "
+    "transformer_engine is imported without its compiled part, and its modules, ops and triton kernels are"
+    " placeholders; FusedAttention, FP8 and races between CUDA streams were not tested",
+}
+"""What a stand-in computes, and what a run with it cannot show."""
 
 NAME = re.compile(r"(?P<name>\w+)(\[(?P<option>\w+)\])?(==(?P<version>[\w.]+))?")
 
@@ -21,9 +40,10 @@ NAME = re.compile(r"(?P<name>\w+)(\[(?P<option>\w+)\])?(==(?P<version>[\w.]+))?"
 class Standin:
     """One stand-in: the package that it replaces, the version of its interface, and how it computes.
 
-    ``name``: the package, such as 'flash_attn', or the module 'flash_attn_interface' of FlashAttention 3. ``version``: the version of the interface, such as '2.8'. ``exact``: if
-    True, float32 and float64 inputs and any head dimension are accepted as well, which the kernel refuses. ``cuda``: if
-    True, PyTorch's own build of the kernel computes on a GPU, and the tensors must be there.
+    ``name``: the package, such as 'flash_attn', or the module 'flash_attn_interface' of FlashAttention 3. ``version``:
+    the version of the interface, such as '2.8'. ``exact``: if True, float32 and float64 inputs and any head dimension
+    are accepted as well, which the kernel refuses. ``cuda``: if True, PyTorch's own build of the kernel computes on a
+    GPU, and the tensors must be there.
     """
 
     name: str
@@ -39,10 +59,7 @@ class Standin:
         )
         if self.cuda:
             return f"{interface}, computed by PyTorch's own FlashAttention kernels on a GPU; dropout was not tested"
-        return (
-            f"{interface}: float64 on a CPU,"
-            " rounded once; the kernel's own errors, dropout and races between CUDA streams were not tested"
-        )
+        return f"{interface}: {NOTES[self.name]}"
 
 
 def standin(text: str) -> Standin:
@@ -68,10 +85,10 @@ def standin(text: str) -> Standin:
             f"a version of {match['name']} whose interface the stand-in has: {', '.join(known)}"
         )
         raise OptionError(expected, version, f"write {match['name']}=={known[-1]}")
-    option = match["option"]
-    if option not in (None, *OPTIONS[match["name"]]):
-        expected = (
-            f"an option of the stand-in for {match['name']}: {', '.join(OPTIONS[match['name']])}"
-        )
-        raise OptionError(expected, option, nearest(option, OPTIONS[match["name"]]))
+    option, options = match["option"], OPTIONS[match["name"]]
+    if option is not None and not options:
+        raise OptionError(f"{match['name']} without an option", option, f"write {match['name']!r}")
+    if option not in (None, *options):
+        expected = f"an option of the stand-in for {match['name']}: {', '.join(options)}"
+        raise OptionError(expected, option, nearest(option, options))
     return Standin(match["name"], found[0], option == "exact", option == "cuda")

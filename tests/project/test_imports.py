@@ -20,7 +20,15 @@ BELOW_SPEC = {
 KEPT_OUT = {"asyncio", "ctypes", "multiprocessing", "pickle", "random", "socket", "subprocess"}
 KEPT_OUT |= {"threading", "time"}
 # What targets and their adapters need, and what pytest alone reads.
-OPTIONAL = {"diffusers", "jax", "pytest", "ring_attention_pytorch", "ring_flash_attn", "torch"}
+OPTIONAL = {
+    "diffusers",
+    "jax",
+    "pytest",
+    "ring_attention_pytorch",
+    "ring_flash_attn",
+    "transformer_engine",
+    "torch",
+}
 OF_PYTEST = {"conftest.py", "plugin.py", "test_conformance.py"}
 
 

@@ -61,7 +61,8 @@ class Capabilities:
 
     Supported values (None: all): ``workers``, ``head_ratios`` (H / Hkv), ``head_dims``, ``value_dims``, ``batch``,
     ``directions``. ``value_dim_equals_head_dim``: True if the target needs Dv = D. ``tokens_multiple``: the number of
-    tokens on each worker must be a multiple of it.
+    tokens on each worker must be a multiple of it. ``kv_heads_multiple``: Hkv must be a multiple of it; 'workers':
+    of W, as for workers that exchange heads.
 
     Conventions: ``lse`` is natural, base2 or hidden (not returned); ``lse_of_empty_rows`` is the value of lse in rows
     without visible keys; ``axes`` is the order of axes of q, k, v, dy, o and the gradients. ``repeats_bitwise``: equal
@@ -91,6 +92,7 @@ class Capabilities:
     value_dims: tuple[int, ...] | None = None
     value_dim_equals_head_dim: bool = False
     tokens_multiple: int = 1
+    kv_heads_multiple: int | str = 1
     batch: tuple[int, ...] | None = None
     lse: str = "natural"
     lse_of_empty_rows: str = "minus-infinity"
@@ -115,6 +117,10 @@ class Capabilities:
             raise OptionError(
                 "tokens_multiple >= 1", shown(self.tokens_multiple), "pass 1 if any length works"
             )
+        multiple = self.kv_heads_multiple
+        if multiple != "workers" and not (type(multiple) is int and multiple >= 1):
+            expected = "kv_heads_multiple >= 1, or 'workers'"
+            raise OptionError(expected, shown(multiple), "pass 1 if any number of heads works")
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, for reports and for programs in other languages."""
@@ -168,6 +174,11 @@ def why_not(claims: Capabilities, needs: Mapping[str, Any]) -> str | None:
         return "attention that is not causal"
     if claims.value_dim_equals_head_dim and needs.get("value_dim") != needs.get("head_dim"):
         return f"value_dim {needs.get('value_dim')} with head_dim {needs.get('head_dim')}"
+    if "head_ratio" in needs and claims.kv_heads_multiple != 1:
+        kv_heads, workers = needs["heads"] // needs["head_ratio"], needs.get("workers", 1)
+        multiple = claims.kv_heads_multiple
+        if kv_heads % (workers if multiple == "workers" else multiple) != 0:
+            return f"{kv_heads} key heads with {workers} workers"
     for tokens in needs.get("tokens_per_worker", ()):
         if tokens % claims.tokens_multiple != 0:
             return f"{tokens} tokens per worker"

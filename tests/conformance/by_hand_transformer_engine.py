@@ -1,0 +1,174 @@
+"""TransformerEngine's context parallelism checked by hand, without ringspec's judge; run by test_transformer_engine.py.
+
+    python by_hand_transformer_engine.py MODE FORMAT MASK DTYPE WORKERS
+
+MODE: p2p, all_gather, a2a. FORMAT: bshd, or thd (three documents, packed). MASK: causal or full. Processes under gloo run
+the published attn_forward_func_with_cp over ringspec's stand-ins; nothing else of ringspec is used. The results are compared
+with dense float64 attention of the whole sequence, by torch's autograd. Prints JSON: for o, dq, dk and dv of all workers
+the largest error divided by the largest number, and for the stand-in's own attention of one block the largest
+difference from torch's autograd.
+"""
+
+import json
+import os
+import socket
+import sys
+
+B, H, HKV, D = 1, 4, 4, 16
+SCALE = 0.3
+
+
+def lengths_of(form, workers):
+    """Lengths of the documents; all are multiples of 2 W."""
+    return [4 * workers, 8 * workers, 2 * workers] if form == "thd" else [16 * workers]
+
+
+def tokens_of(rank, workers, lengths):
+    """The tokens of a worker: chunks r and 2 W - 1 - r of each document."""
+    found, first = [], 0
+    for length in lengths:
+        chunk = length // (2 * workers)
+        for number in (rank, 2 * workers - 1 - rank):
+            found += range(first + number * chunk, first + (number + 1) * chunk)
+        first += length
+    return found
+
+
+def inputs(dtype, total):
+    import torch
+
+    made = torch.Generator().manual_seed(11)
+    heads = (H, HKV, HKV, H)
+    return [
+        torch.randn(B, total, h, D, generator=made, dtype=torch.float64).to(getattr(torch, dtype))
+        for h in heads
+    ]
+
+
+def dense(q, k, v, hidden):
+    """Attention [B, S, H, D] in float64, without the pairs in hidden."""
+    import torch
+
+    s = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(H // HKV, 2)) * SCALE
+    p = s.masked_fill(hidden, -torch.inf).softmax(3)
+    return torch.einsum("bhij,bjhd->bihd", p, v.repeat_interleave(H // HKV, 2))
+
+
+def right(form, mask, dtype, workers):
+    """o, dq, dk, dv of the whole sequence in float64, by autograd."""
+    import torch
+
+    lengths = lengths_of(form, workers)
+    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    hidden = document[:, None] != document
+    if mask == "causal":
+        hidden |= torch.ones_like(hidden).triu(1)
+    q, k, v, dy = (x.double() for x in inputs(dtype, sum(lengths)))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o = dense(*leaves, hidden)
+    o.backward(dy)
+    return [x.detach() for x in (o, *(x.grad for x in leaves))]
+
+
+def rank_results(rank, port, queue, mode, form, mask, dtype, workers):
+    import torch
+    import torch.distributed as dist
+
+    from ringspec.standins import installed
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=workers, rank=rank)
+    lengths = lengths_of(form, workers)
+    at = tokens_of(rank, workers, lengths)
+    q, k, v, dy = (x[:, at].contiguous() for x in inputs(dtype, sum(lengths)))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    packed = form == "thd"
+    kind = {"causal": "causal", "full": "no_mask"}[mask]
+    if packed:
+        kind = {"causal": "padding_causal", "full": "padding"}[mask]
+    with installed("flash_attn", "transformer_engine_torch"):
+        from transformer_engine.pytorch.attention.dot_product_attention.context_parallel import (
+            attn_forward_func_with_cp,
+        )
+
+        o = attn_forward_func_with_cp(
+            True,
+            *(x[0] if packed else x for x in leaves),
+            starts,
+            starts,
+            max(lengths),
+            max(lengths),
+            starts if packed else None,
+            starts if packed else None,
+            0.0,
+            dist.group.WORLD,
+            list(range(workers)),
+            torch.cuda.Stream(),
+            mode,
+            softmax_scale=SCALE,
+            qkv_format=form,
+            attn_mask_type=kind,
+            window_size=(-1, 0) if mask == "causal" else (-1, -1),
+        ).view(q.shape)
+        o.backward(dy)
+    assert "ringspec.conformance" not in sys.modules
+    queue.put((rank, [x.detach().double().tolist() for x in (o, *(x.grad for x in leaves))]))
+    dist.barrier()
+
+
+def block_difference(mask):
+    """The largest difference of the stand-in's attention of one float64 block from torch's autograd."""
+    import torch
+
+    from ringspec.standins import installed
+
+    q, k, v, dy = inputs("float64", 12)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    hidden = torch.zeros(12, 12, dtype=torch.bool)
+    if mask == "causal":
+        hidden = torch.ones_like(hidden).triu(1)
+    found = []
+    with installed("flash_attn[exact]"):
+        from flash_attn import flash_attn_func
+
+        for function in (
+            lambda *x: flash_attn_func(*x, softmax_scale=SCALE, causal=mask == "causal"),
+            lambda *x: dense(*x, hidden),
+        ):
+            o = function(*leaves)
+            found.append([o, *torch.autograd.grad(o, leaves, dy)])
+    return max(float((a - b).detach().abs().max()) for a, b in zip(*found, strict=True))
+
+
+def main(mode, form, mask, dtype, workers):
+    import torch
+    import torch.multiprocessing as mp
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    given = (port, queue, mode, form, mask, dtype, workers)
+    ranks = [context.Process(target=rank_results, args=(rank, *given)) for rank in range(workers)]
+    for one in ranks:
+        one.start()
+    got = dict(queue.get(timeout=240) for _ in ranks)
+    for one in ranks:
+        one.join()
+    report = {"block": block_difference(mask)}
+    lengths = lengths_of(form, workers)
+    wanted = right(form, mask, dtype, workers)
+    for number, (name, want) in enumerate(zip(("o", "dq", "dk", "dv"), wanted, strict=True)):
+        found = torch.full_like(want, torch.nan)
+        for rank in range(workers):
+            values = torch.tensor(got[rank][number], dtype=torch.float64)
+            found[:, tokens_of(rank, workers, lengths)] = values
+        report[name] = float((found - want).abs().max() / want.abs().max())
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main(*sys.argv[1:5], int(sys.argv[5]))
