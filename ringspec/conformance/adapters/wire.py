@@ -223,6 +223,7 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     "tuple[int, ...] | None": optional(several(whole)),
     "bool": lambda value: isinstance(value, bool),
     "int": whole,
+    "int | str": lambda value: whole(value) or text(value),
     "str": text,
     "Declared": lambda value: True,  # Capabilities checks its recipe itself
 }
