@@ -44,6 +44,7 @@ MODULES = {
     "haoliuhl": ("jax", "ringattention"),
     "lucidrains": ("torch", "ring_attention_pytorch"),
     "zhuzilin": ("torch", "ring_flash_attn", "transformers"),
+    "yunchang": ("torch", "yunchang"),
     "gpu": ("torch",),
     "notebook": ("nbformat", "nbclient", "ipykernel", "matplotlib"),
 }
@@ -60,6 +61,7 @@ REQUIREMENTS = {
     "haoliuhl": "ringspec/conformance/targets/requirements-haoliuhl.txt",
     "lucidrains": "ringspec/conformance/targets/requirements-lucidrains.txt",
     "zhuzilin": "ringspec/conformance/targets/requirements-zhuzilin.txt",
+    "yunchang": "ringspec/conformance/targets/requirements-yunchang.txt",
 }
 MARKS = (*MODULES, "external", "nki_kernels")
 
