@@ -104,7 +104,8 @@ def recipe(variant: Variant, base: str, narrow: str) -> dict[str, str | int]:
     """Return where a variant rounds over the stand-in, for inputs in the format ``narrow``.
 
     A ring's block returns o, dq, dk and dv in the input dtype; the ring adds them in float32. Ulysses has one block. P
-    and dS, which flash-attn's kernel rounds to the input dtype, are exact in the stand-in.
+    and dS, which flash-attn's kernel rounds to the input dtype, are exact in the stand-in. No recipe fits USP: a block
+    of its ring holds the tokens of two workers, and a recipe rounds for the block of each worker.
     """
     exact: dict[str, str | int] = {"base": base, "p": "float32", "ds": "float32"}
     if variant.name == "UlyssesAttention":
@@ -142,7 +143,7 @@ def claims(name: str) -> Capabilities:
         tokens_multiple=2 if one.only_causal and not one.usp else 1,
         axes="BSHD",
         lse="hidden" if ulysses or one.usp else "natural",
-        recipe=recipes if flash else None,
+        recipe=None if one.usp else recipes,
     )
 
 
