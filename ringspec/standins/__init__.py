@@ -5,6 +5,7 @@
 3. ``attention``   one attention block and its gradients in float64
 4. ``rounding``    float64 to the dtype of a result, rounded once
 5. ``flash_attn``  the functions of FlashAttention 2.6 to 2.8
+6. ``aten_flash``  ATen's flash-attention operators
 
 A ring that calls a CUDA kernel for each block then runs unmodified on a CPU, so that its schedule, merge, masks and
 gradients can be checked. torch is imported by functions only.

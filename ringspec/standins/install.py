@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from ringspec.errors import OptionError
-from ringspec.standins import flash_attn
+from ringspec.standins import aten_flash, flash_attn
 from ringspec.standins.names import Standin, standin
 
 __all__ = ["installed"]
 
 MAKERS = {"flash_attn": flash_attn.modules}
+# Stand-ins for operators of torch, which are not modules.
+REGISTERED = {"aten_flash": aten_flash.registered}
 # Extension modules of the original packages, which are imported before or without the package.
 EXTENSIONS = {"flash_attn": ("flash_attn_2_cuda",)}
 
@@ -25,7 +27,8 @@ def installed(*names: str) -> Iterator[None]:
 
     ``names``: one or more stand-ins, as :func:`~ringspec.standins.standin` reads them. After the block, also after an
     exception, ``sys.modules`` has no entry of the packages, as before. A module that was imported inside the block
-    continues to use the stand-in. Raises OptionError if one of the packages, or a stand-in for it, is already imported,
+    continues to use the stand-in. ``aten_flash`` is no package: it registers operators of torch, until the end of the
+    block. Raises OptionError if one of the packages, or a stand-in for it, is already imported,
     because the program may hold functions of it.
 
     >>> with installed("flash_attn==2.6"):
@@ -39,6 +42,8 @@ def installed(*names: str) -> Iterator[None]:
     chosen = [standin(name) for name in names]
     if not chosen:
         raise OptionError("the name of a stand-in", "none", "pass 'flash_attn'")
+    operators = [one for one in chosen if one.name in REGISTERED]
+    chosen = [one for one in chosen if one.name in MAKERS]
     for one in chosen:
         refuse_if_imported(one)
     added: dict[str, ModuleType] = {}
@@ -48,7 +53,10 @@ def installed(*names: str) -> Iterator[None]:
     sys.modules.update(added)
     sys.meta_path.insert(0, finder)
     try:
-        yield
+        with ExitStack() as registered:
+            for one in operators:
+                registered.enter_context(REGISTERED[one.name](one))
+            yield
     finally:
         sys.meta_path.remove(finder)
         for one in chosen:

@@ -9,7 +9,7 @@ from ringspec.errors import OptionError, nearest, shown
 
 __all__ = ["Standin", "standin"]
 
-VERSIONS = {"flash_attn": ("2.6", "2.7", "2.8")}
+VERSIONS = {"flash_attn": ("2.6", "2.7", "2.8"), "aten_flash": ("2.13",)}
 """The interface versions of each stand-in; the last one is the default."""
 
 NAME = re.compile(r"(?P<name>\w+)(?P<exact>\[exact\])?(==(?P<version>[\w.]+))?")
@@ -30,8 +30,9 @@ class Standin:
     @property
     def note(self) -> str:
         """A sentence for a report: what computed in place of the kernel, and what a run therefore cannot show."""
+        package = "torch" if self.name == "aten_flash" else self.name
         return (
-            f"{self.name} is ringspec's stand-in with the interface of {self.name} {self.version}: float64 on a CPU,"
+            f"{self.name} is ringspec's stand-in with the interface of {package} {self.version}: float64 on a CPU,"
             " rounded once; the kernel's own errors, dropout and races between CUDA streams were not tested"
         )
 
