@@ -1,10 +1,10 @@
 """yunchang checked by hand: a program without ringspec, run by test_yunchang.py.
 
-    python by_hand_yunchang.py ring|usp ORDER KERNEL DTYPE WORKERS full|causal
+    python by_hand_yunchang.py ring|ulysses|usp ORDER KERNEL DTYPE WORKERS full|causal
 
 ORDER: low or high, the groups of ``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType.
 Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense in
-float64. ``basic_extract_local`` of yunchang gives each rank its tokens. The results are compared with dense float64
+float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. ``basic_extract_local`` of yunchang gives each rank its tokens. The results are compared with dense float64
 attention of the whole sequence. Prints JSON: for o, and dq, dk and dv if the kernel has a backward pass, the largest
 error of each rank, divided by the largest number, and how many numbers are not representable in bfloat16.
 """
@@ -36,6 +36,18 @@ def imported():
     return yunchang
 
 
+def aten_forward(
+    query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None
+):
+    import torch
+
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    s = dense.scores(q, k, is_causal, scale)
+    lse, empty = s.logsumexp(3), torch.empty(0)
+    o = torch.einsum("bhij,bjhd->bhid", (s - lse[..., None]).exp(), v.double())
+    return o.to(q.dtype), lse.float(), empty, empty, q.shape[1], k.shape[1], empty, empty, empty
+
+
 def inputs(dtype, workers):
     import torch
 
@@ -48,6 +60,8 @@ def attention(yunchang, what, order, kernel, rank, workers):
     import torch.distributed as dist
     from yunchang.kernels import AttnType
 
+    if what == "ulysses":
+        return yunchang.UlyssesAttention(attn_type=AttnType.from_string(kernel))
     if what == "ring":
         return lambda *x, **rest: yunchang.ring_flash_attn_func(
             *x, group=dist.group.WORLD, attn_type=AttnType.from_string(kernel), **rest
@@ -61,6 +75,8 @@ def rank_results(rank, workers, what, order, kernel, dtype, mask, port, queue):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_flash_attention", aten_forward, "CPU")
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=workers, rank=rank)
     yunchang = imported()
     extract = yunchang.EXTRACT_FUNC_DICT["basic"]

@@ -60,12 +60,24 @@ def test_by_hand_the_ring_of_torch_math_merges_with_wrong_weights():
     assert list(found) == ["o"] and min(found["o"]["errors"]) > 0.1
 
 
+@pytest.mark.yunchang
+@pytest.mark.slow
+def test_by_hand_ulysses_with_torchs_flash_kernel_sees_the_keys_of_other_heads():
+    found = by_hand("ulysses", "low", "torch_flash", "bfloat16", 2, "full")
+    assert list(found) == ["o"] and min(found["o"]["errors"]) > 0.1
+
+
 # What the cases find: the wrong tensors of each case that fails.
 WRONG = {
     "ring": {"probe/gradient-pattern/causal-contiguous-w2-fp16": {"dq"}},
     "zigzag": {},
     "stripe": {},
     "ulysses": {},
+    "ulysses-torch-flash": {
+        f"property/workers/{mask}-contiguous-{name}": {"o"}
+        for mask in ("causal", "full")
+        for name in ("bf16", "fp16")
+    },
     "usp": {},
     "usp-zigzag": {},
     "usp-stripe": {},
@@ -118,6 +130,6 @@ def test_only_ulysses_claims_windows_and_usp_claims_an_even_number_of_heads(vari
     claims = yunchang_usp.claims(variant)
     assert ("window" in claims.masks) == (variant == "ulysses")
     assert claims.only_causal == variant.endswith(("zigzag", "stripe"))
-    multiple = {"ulysses": "workers"}.get(variant, 2 if variant.startswith("usp") else 1)
+    multiple = {"usp": 2, "ulysses": "workers"}.get(variant.partition("-")[0], 1)
     assert claims.kv_heads_multiple == multiple
     assert claims.workers == ((4,) if variant.startswith("usp") else (2, 3, 4))

@@ -17,20 +17,25 @@ target                       what is called                              tokens
 ``yunchang-usp-stripe``      ``LongContextAttention("strip")``           as ``EXTRACT_FUNC_DICT`` distributes them
 ``yunchang-usp-torch-math``  ``LongContextAttention("basic")`` with      contiguous; forward pass only
                              ``AttnType.TORCH_MATH``
+``yunchang-ulysses-torch-``  ``UlyssesAttention`` with                   contiguous; forward pass only
+``flash``                    ``AttnType.TORCH_FLASH``
 ===========================  ==========================================  =============================================
 
 Results of 0.6.4, which the program tests/conformance/by_hand_yunchang.py confirms without ringspec:
 
-- ``yunchang-ring`` and ``yunchang-usp``: for float16 inputs, dq has the precision of bfloat16, because
-  ``ring_flash_attn_backward`` returns ``dq.to(torch.bfloat16)`` for every dtype.
+- ``yunchang-ring``: for float16 inputs, dq has the precision of bfloat16, because ``ring_flash_attn_backward`` returns
+  ``dq.to(torch.bfloat16)`` for every dtype. USP calls the same function.
 - ``yunchang-usp-high``: causal results are wrong. ``basic_extract_local`` gives rank r the chunk r, but in this order
   the ring's blocks are then chunks 0 and 2, and chunks 1 and 3, so its causal mask hides the wrong keys.
 - ``yunchang-usp-torch-math``: o is wrong. This kernel returns zeros instead of lse, so the ring merges blocks with
-  wrong weights. It is not called with a ring of one, where this has no effect.
+  wrong weights.
+- ``yunchang-ulysses-torch-flash``: o is wrong. After the exchange of heads, each rank has all tokens of its heads, but
+  this kernel is ``ring_pytorch_attn_func`` without a group: a ring of all ranks, whose keys are of other heads.
 
 Not claimed: windows in rings and USP, because ``window_size`` goes to each block without the block's offset; dropout
 and ALiBi; one worker, because the rings send their gradients to themselves, which gloo refuses; soft caps with
-``TORCH_MATH``, which ignores them. The other values of AttnType need kernels that have no CPU version.
+kernels of torch, which ignore them. No targets: USP with ``TORCH_FLASH``, whose lse is rounded
+to the input dtype, and the values of AttnType that need kernels without a CPU version.
 
 Source: https://github.com/feifeibear/long-context-attention, yunchang 0.6.4 (PyPI).
 """
@@ -83,6 +88,7 @@ VARIANTS = {
     "zigzag": Variant("zigzag_ring_flash_attn_func", "zigzag", only_causal=True),
     "stripe": Variant("stripe_flash_attn_func", "striped", only_causal=True),
     "ulysses": Variant("UlyssesAttention"),
+    "ulysses-torch-flash": Variant("UlyssesAttention", kernel="torch_flash"),
     "usp": Variant(USP),
     "usp-high": Variant(USP, low=False),
     "usp-zigzag": Variant(USP, ring="zigzag", only_causal=True),
@@ -131,11 +137,11 @@ def claims(name: str) -> Capabilities:
         circulations=("gather",) if ulysses or one.usp else ("kv",),
         directions=(1,),
         workers=(USP_WORKERS,) if one.usp else (2, 3, 4),
-        masks=("causal", "window") if ulysses else ("causal",),
+        masks=("causal", "window") if ulysses and flash else ("causal",),
         only_causal=one.only_causal,
         features=("scale", "softcap") if flash else ("scale",),
         formats=("bfloat16", "float16"),
-        # TORCH_MATH would take other numbers of heads if it passed enable_gqa.
+        # The kernels of torch would take other numbers of heads if it passed enable_gqa.
         head_ratios=None if flash else (1,),
         kv_heads_multiple="workers" if ulysses else ULYSSES_DEGREE if one.usp else 1,
         head_dims=tuple(range(8, 257, 8)),
@@ -143,13 +149,14 @@ def claims(name: str) -> Capabilities:
         tokens_multiple=2 if one.only_causal and not one.usp else 1,
         axes="BSHD",
         lse="hidden" if ulysses or one.usp else "natural",
-        recipe=None if one.usp else recipes,
+        recipe=recipes if flash and not one.usp else None,
     )
 
 
 def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, variant: str) -> Any:
     """Compute o [B, n, H, D], and lse [B, H, n] if the variant is a ring, of one worker."""
     import yunchang
+    from yunchang.kernels import AttnType
 
     one = VARIANTS[variant]
     check_names(yunchang, (one.name, "EXTRACT_FUNC_DICT", "set_seq_parallel_pg"), PACKAGE, KNOWN)
@@ -159,7 +166,8 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, variant: s
     if one.name == "UlyssesAttention":
         left, right = call.terms.get("window") or (None, None)
         chosen["window_size"] = tuple(-1 if side is None else side for side in (left, right))
-        return yunchang.UlyssesAttention(group)(q, k, v, **chosen)
+        kernel = AttnType.from_string(one.kernel)
+        return yunchang.UlyssesAttention(group, attn_type=kernel)(q, k, v, **chosen)
     if not one.usp:
         function = getattr(yunchang, one.name)
         o, lse, _ = function(q, k, v, return_attn_probs=True, group=group, **chosen)
@@ -243,8 +251,9 @@ def target(variant: str, **settings: Any) -> TorchTarget:
     """
     if "python" not in settings:
         require(("torch", PACKAGE), PACKAGE, FLOOR, COMMAND)
+    kernels = ("flash_attn", "aten_flash")[: 2 if VARIANTS[variant].kernel == "torch_flash" else 1]
     # The first call imports the package.
-    chosen: dict[str, Any] = {"timeout": 180.0, "standins": ("flash_attn",), **settings}
+    chosen: dict[str, Any] = {"timeout": 180.0, "standins": kernels, **settings}
     return TorchTarget(
         f"{__name__}:attention",
         claims(variant),
