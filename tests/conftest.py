@@ -45,6 +45,7 @@ MODULES = {
     "lucidrains": ("torch", "ring_attention_pytorch"),
     "zhuzilin": ("torch", "ring_flash_attn", "transformers"),
     "transformer_engine": ("torch", "transformer_engine", "einops", "onnxscript", "pydantic"),
+    "yunchang": ("torch", "yunchang"),
     "gpu": ("torch",),
     "notebook": ("nbformat", "nbclient", "ipykernel", "matplotlib"),
 }
@@ -62,6 +63,7 @@ REQUIREMENTS = {
     "lucidrains": "ringspec/conformance/targets/requirements-lucidrains.txt",
     "zhuzilin": "ringspec/conformance/targets/requirements-zhuzilin.txt",
     "transformer_engine": "ringspec/conformance/targets/requirements-transformer-engine.txt",
+    "yunchang": "ringspec/conformance/targets/requirements-yunchang.txt",
 }
 MARKS = (*MODULES, "external", "nki_kernels")
 

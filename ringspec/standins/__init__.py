@@ -7,6 +7,7 @@
 5. ``flash_attn``  the functions of FlashAttention 2.6 to 2.8
 6. ``flash_attn_3``  the functions of FlashAttention 3, module ``flash_attn_interface``
 7. ``transformer_engine_torch``  the functions of TransformerEngine 2.20 for packed tensors, and its imports
+8. ``aten_flash``  ATen's flash-attention operators
 
 A ring that calls a CUDA kernel for each block then runs unmodified on a CPU, so that its schedule, merge, masks and
 gradients can be checked. torch is imported by functions only.

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from ringspec.errors import OptionError
-from ringspec.standins import flash_attn, flash_attn_3, transformer_engine_torch
+from ringspec.standins import aten_flash, flash_attn, flash_attn_3, transformer_engine_torch
 from ringspec.standins.names import Standin, standin
 
 __all__ = ["installed"]
@@ -24,6 +24,7 @@ PACKAGES = {
     "flash_attn": ("flash_attn",),
     "flash_attn_interface": ("flash_attn_interface", "flash_attn_3"),
     "transformer_engine_torch": ("transformer_engine_torch",),
+    "aten_flash": (),
 }
 # Other modules that use the original: extensions, which are imported before or without the package, and packages that
 # import it. They must not be imported before, and are removed after the block.
@@ -31,9 +32,14 @@ OTHERS = {
     "flash_attn": ("flash_attn_2_cuda",),
     "flash_attn_interface": (),
     "transformer_engine_torch": ("transformer_engine",),
+    "aten_flash": (),
 }
-# What the environment of a stand-in answers: a context manager.
-ANSWERS = {"transformer_engine_torch": transformer_engine_torch.answered}
+# What else a stand-in changes inside the block: a context manager. That of aten_flash registers operators of torch, which
+# are no modules.
+CONTEXTS = {
+    "aten_flash": aten_flash.registered,
+    "transformer_engine_torch": transformer_engine_torch.answered,
+}
 
 
 @contextmanager
@@ -42,7 +48,8 @@ def installed(*names: str) -> Iterator[None]:
 
     ``names``: one or more stand-ins, as :func:`~ringspec.standins.standin` reads them. After the block, also after an
     exception, ``sys.modules`` has no entry of the packages, as before. A module that was imported inside the block
-    continues to use the stand-in. Raises OptionError if one of the packages, or a stand-in for it, is already imported,
+    continues to use the stand-in. ``aten_flash`` is no package: it registers operators of torch, until the end of the
+    block. Raises OptionError if one of the packages, or a stand-in for it, is already imported,
     because the program may hold functions of it.
 
     >>> with installed("flash_attn==2.6"):
@@ -60,7 +67,8 @@ def installed(*names: str) -> Iterator[None]:
         refuse_if_imported(one)
     added: dict[str, ModuleType] = {}
     for one in chosen:
-        added |= MAKERS[one.name](one)
+        if one.name in MAKERS:
+            added |= MAKERS[one.name](one)
     packages = tuple(name for one in chosen for name in PACKAGES[one.name])
     finder = SubmoduleRefusal(packages)
     sys.modules.update(added)
@@ -68,8 +76,8 @@ def installed(*names: str) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             for one in chosen:
-                if one.name in ANSWERS:
-                    stack.enter_context(ANSWERS[one.name]())
+                if one.name in CONTEXTS:
+                    stack.enter_context(CONTEXTS[one.name](one))
             yield
     finally:
         sys.meta_path.remove(finder)

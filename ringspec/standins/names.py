@@ -13,6 +13,7 @@ VERSIONS = {
     "flash_attn": ("2.6", "2.7", "2.8"),
     "flash_attn_interface": ("3.0.0.b1", "3.0.0"),
     "transformer_engine_torch": ("2.20",),
+    "aten_flash": ("2.13",),
 }
 """The interface versions of each stand-in; the last one is the default."""
 
@@ -20,12 +21,14 @@ OPTIONS = {
     "flash_attn": ("exact", "cuda"),
     "flash_attn_interface": ("exact",),
     "transformer_engine_torch": (),
+    "aten_flash": ("exact",),
 }
 
 OF_A_KERNEL = "float64 on a CPU, rounded once; the kernel's own errors, dropout and races between CUDA streams were not tested"
 NOTES = {
     "flash_attn": OF_A_KERNEL,
     "flash_attn_interface": OF_A_KERNEL,
+    "aten_flash": OF_A_KERNEL,
     "transformer_engine_torch": "the functions for packed tensors, in float64 on a CPU, rounded once; CUDA streams and"
     " events do nothing, the device has compute capability 9.0, transfers of gloo may be awaited twice; "
     "transformer_engine is imported without its compiled part, and its modules, ops and triton kernels are"
@@ -54,8 +57,9 @@ class Standin:
     @property
     def note(self) -> str:
         """A sentence for a report: what computed in place of the kernel, and what a run therefore cannot show."""
+        package = "torch" if self.name == "aten_flash" else self.name
         interface = (
-            f"{self.name} is ringspec's stand-in with the interface of {self.name} {self.version}"
+            f"{self.name} is ringspec's stand-in with the interface of {package} {self.version}"
         )
         if self.cuda:
             return f"{interface}, computed by PyTorch's own FlashAttention kernels on a GPU; dropout was not tested"

@@ -36,23 +36,6 @@ def test_a_single_name_or_number_is_a_claim_of_one():
         Capabilities(masks="casual")
 
 
-@pytest.mark.parametrize(
-    ("multiple", "heads", "head_ratio", "workers", "why"),
-    [
-        ("workers", 6, 2, 3, None),
-        ("workers", 6, 2, 2, "3 key heads with 2 workers"),
-        (2, 6, 3, 4, None),
-        (2, 6, 2, 4, "3 key heads with 4 workers"),
-    ],
-)
-def test_the_number_of_key_heads_may_have_to_be_a_multiple(
-    multiple, heads, head_ratio, workers, why
-):
-    needs = {"operation": "ring", "passes": ["forward"], "workers": workers}
-    needs |= {"heads": heads, "head_ratio": head_ratio}
-    assert why_not(Capabilities(kv_heads_multiple=multiple), needs) == why
-
-
 def test_calls_are_judged_by_what_is_declared_for_their_format():
     claims = capabilities_from({"recipe": {"bfloat16": {"base": "bf16", "tile_dq": "bfloat16"}}})
     assert recipe_for(claims, BF16).tile_dq == "bfloat16"

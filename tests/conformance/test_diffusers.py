@@ -1,6 +1,7 @@
-"""diffusers' ring attention: forward right; what is wrong in the gradients depends on the version.
+"""diffusers' context parallelism: forward right; what is wrong in the gradients of its ring depends on the version.
 
-Needs torch and diffusers; see its requirements file.
+Needs torch and diffusers; see its requirements file. ``by_hand_diffusers.py``, a program without ringspec, confirms the
+failures of unified attention.
 """
 
 import importlib.metadata
@@ -13,7 +14,7 @@ import pytest
 from conformance.hand_checks import by_hand
 
 import ringspec as rs
-from ringspec.conformance.cases import golden
+from ringspec.conformance.cases import golden, properties
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.protocol import Call, Refused
@@ -218,3 +219,46 @@ def test_by_hand_without_ringspec_the_same_results_are_wrong(workers):
             assert error > 0.1, name
         else:
             assert error <= 1e-12, name
+
+
+@pytest.mark.diffusers
+@pytest.mark.slow
+def test_by_hand_ulysses_is_right():
+    for name, errors in by_hand("diffusers", 1, 3).items():
+        assert all(error <= 1e-5 for error in errors), name
+
+
+@pytest.mark.diffusers
+@pytest.mark.slow
+def test_by_hand_unified_attention_is_wrong_where_its_ring_of_two_is():
+    known(WRONG)
+    for name, errors in by_hand("diffusers", 2, 2).items():
+        if name in WRONG[VERSION][2]:
+            assert all(error > 0.05 for error in errors), name
+        else:
+            assert all(error <= 1e-5 for error in errors), name
+
+
+@pytest.mark.diffusers
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ulysses", "unified"])
+def test_the_suite_agrees_with_the_check_by_hand(mode):
+    known(WRONG)
+    made = diffusers_ring.target(mode)
+    try:
+        records = run(made, properties.cases(), only=("property/workers/full-*",)).records
+    finally:
+        made.close()
+    claimed = [record for record in records if record.outcome != "not claimed"]
+    assert len(claimed) == 4  # one for each format
+    wrong = WRONG[VERSION][2] if mode == "unified" else set()
+    for record in claimed:
+        assert record.outcome == ("mismatch" if wrong else "pass"), record.id
+        assert wrong_tensors(record) <= wrong, record.id
+
+
+def test_ulysses_claims_heads_that_workers_can_divide_and_unified_an_even_number():
+    claims = {mode: one.kv_heads_multiple for mode, one in diffusers_ring.BY_MODE.items()}
+    assert claims == {"ring": 1, "ulysses": "workers", "unified": 2}
+    assert diffusers_ring.BY_MODE["unified"].workers == (4,)
+    assert "unequal-lengths" not in diffusers_ring.BY_MODE["ulysses"].features

@@ -75,9 +75,10 @@ def problems(
     if max(lengths) > MOST_TOKENS:
         return []
     sizes: Terms = {"Sq": lengths[0], "Sk": lengths[1], "D": head_dim(claims)}
-    if claims.head_ratios is not None:
-        ratio = claims.head_ratios[0]
-        sizes |= {"H": 2 * ratio, "Hkv": 2}
+    kv_heads = math.lcm(2, claims.kv_heads_unit(workers))
+    if claims.head_ratios is not None or kv_heads != 2:
+        ratio = (claims.head_ratios or (1,))[0]
+        sizes |= {"H": kv_heads * ratio, "Hkv": kv_heads}
     dtype = next((DTYPES[name] for name in DTYPES if name in claims.formats), "f32")
     found = []
     for n, terms in enumerate(PARAMETERS[parameter](workers, *lengths)):

@@ -111,7 +111,8 @@ def worker_rings(id: str, mask: str, layout: str, dtype: str, claims: Capabiliti
     found = []
     for workers in numbers_of_workers(claims):
         tokens = tokens_for(workers, claims.tokens_multiple)
-        problem = drawn(f"workers-{mask}", dtype, S=tokens, **MASKS[mask])
+        heads = math.lcm(2, claims.kv_heads_unit(workers))
+        problem = drawn(f"workers-{mask}", dtype, S=tokens, H=heads, **MASKS[mask])
         found.append(dealt(problem, f"{id}-w{workers}", workers, layout))
     return found
 

@@ -303,6 +303,11 @@ def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
     workers = setting.workers or usual_workers(claims)
     batches = setting.mask == "batches"
     group = 1 if batches else setting.group or usual_group(claims)
+    unit = claims.kv_heads_unit(workers)
+    if batches and unit != 1:  # each of its entries has one head
+        return f"1 head of k and v, not a multiple of {unit}"
+    fewest = group * unit
+    several_heads = (BATCH,) if batches else (2 * fewest, fewest) if fewest < 4 else (fewest,)
     zigzag = setting.layout == "zigzag"
     multiple = int(np.lcm(claims.tokens_multiple, 2 if zigzag else 1))
     if multiple > MOST_SLOTS and (multiple % SLOTS or setting not in IN_TILES):
@@ -310,7 +315,7 @@ def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
     spread = multiple // SLOTS if multiple > MOST_SLOTS else 1
     sizes = (SLOTS,) if spread > 1 else (-(-SLOTS // multiple) * multiple, max(multiple, 4))
     for slots in dict.fromkeys(sizes):
-        for heads in (BATCH,) if batches else (2 * group, group) if group < 4 else (group,):
+        for heads in several_heads:
             least = (heads + 1) * workers * slots + (spread > 1)
             dims = claims.head_dims or (least,)
             if claims.value_dims is not None:

@@ -100,7 +100,7 @@ def heads(problem: Explicit, call: Call, claims: Capabilities) -> Iterator[Named
     """Keep fewer key heads, then fewer query heads per key head."""
     shape = problem.shape
     group = shape.H // shape.Hkv
-    for count in fewer(shape.Hkv):
+    for count in fewer(shape.Hkv, unit=claims.kv_heads_unit(problem.workers)):
         for kept in chosen(shape.Hkv, count):
             yield f"key heads: {count}", cut_heads(problem, kept, range(group))
     for count in fewer(group, claims.head_ratios):

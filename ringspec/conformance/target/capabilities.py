@@ -51,6 +51,9 @@ CONVENTIONS = {
     "axes": ("BHSD", "BSHD", "SBHD", "HSD", "SHD"),
 }
 
+EACH_WORKER = "workers"
+"""The value of ``kv_heads_multiple`` that stands for the number of workers of a call."""
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -61,8 +64,8 @@ class Capabilities:
 
     Supported values (None: all): ``workers``, ``head_ratios`` (H / Hkv), ``head_dims``, ``value_dims``, ``batch``,
     ``directions``. ``value_dim_equals_head_dim``: True if the target needs Dv = D. ``tokens_multiple``: the number of
-    tokens on each worker must be a multiple of it. ``kv_heads_multiple``: Hkv must be a multiple of it; 'workers':
-    of W, as for workers that exchange heads.
+    tokens on each worker must be a multiple of it. ``kv_heads_multiple``: Hkv must be a multiple of it, as in an
+    implementation that divides heads among workers; 'workers' stands for W.
 
     Conventions: ``lse`` is natural, base2 or hidden (not returned); ``lse_of_empty_rows`` is the value of lse in rows
     without visible keys; ``axes`` is the order of axes of q, k, v, dy, o and the gradients. ``repeats_bitwise``: equal
@@ -118,9 +121,21 @@ class Capabilities:
                 "tokens_multiple >= 1", shown(self.tokens_multiple), "pass 1 if any length works"
             )
         multiple = self.kv_heads_multiple
-        if multiple != "workers" and not (type(multiple) is int and multiple >= 1):
-            expected = "kv_heads_multiple >= 1, or 'workers'"
-            raise OptionError(expected, shown(multiple), "pass 1 if any number of heads works")
+        if multiple != EACH_WORKER and not (type(multiple) is int and multiple >= 1):
+            raise OptionError(
+                f"kv_heads_multiple >= 1, or {EACH_WORKER!r}",
+                shown(multiple),
+                "pass 1 if any number of heads works",
+            )
+
+    def kv_heads_unit(self, workers: int) -> int:
+        """Return the number of which Hkv must be a multiple in a ring of this many workers.
+
+        >>> Capabilities(kv_heads_multiple="workers").kv_heads_unit(4), Capabilities().kv_heads_unit(4)
+        (4, 1)
+        """
+        multiple = self.kv_heads_multiple
+        return multiple if isinstance(multiple, int) else workers
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, for reports and for programs in other languages."""
@@ -174,14 +189,14 @@ def why_not(claims: Capabilities, needs: Mapping[str, Any]) -> str | None:
         return "attention that is not causal"
     if claims.value_dim_equals_head_dim and needs.get("value_dim") != needs.get("head_dim"):
         return f"value_dim {needs.get('value_dim')} with head_dim {needs.get('head_dim')}"
-    if "head_ratio" in needs and claims.kv_heads_multiple != 1:
-        kv_heads, workers = needs["heads"] // needs["head_ratio"], needs.get("workers", 1)
-        multiple = claims.kv_heads_multiple
-        if kv_heads % (workers if multiple == "workers" else multiple) != 0:
-            return f"{kv_heads} key heads with {workers} workers"
     for tokens in needs.get("tokens_per_worker", ()):
         if tokens % claims.tokens_multiple != 0:
             return f"{tokens} tokens per worker"
+    if "head_ratio" in needs:
+        kv_heads = needs["heads"] // needs["head_ratio"]
+        unit = claims.kv_heads_unit(needs.get("workers", 1))
+        if kv_heads % unit != 0:
+            return f"{kv_heads} heads of k and v, not a multiple of {unit}"
     return None
 
 

@@ -1,7 +1,15 @@
-"""The ring attention of Hugging Face diffusers, in the installed version (0.39.0 or later).
+"""The context parallelism of Hugging Face diffusers, in the installed version (0.39.0 or later).
 
-``TemplatedRingAttention`` is called as diffusers calls it, unmodified, through
-``_templated_context_parallel_attention`` with its flash-attention operations. These operations call a forward and a
+=====================  ===================================================================
+target                 ``ContextParallelConfig``
+=====================  ===================================================================
+``diffusers-ring``     ``ring_degree=W``
+``diffusers-ulysses``  ``ulysses_degree=W``: workers exchange heads for tokens
+``diffusers-unified``  ``ring_degree=2, ulysses_degree=2``, for W = 4
+=====================  ===================================================================
+
+``_templated_context_parallel_attention`` is called as diffusers calls it, unmodified, with its flash-attention
+operations. These operations call a forward and a
 backward CUDA kernel of the flash-attn package. On a CPU, :func:`kernel_forward` and :func:`kernel_backward` replace
 these kernels. They have the same signatures, compute in float64 and round once, so any larger error in a result is an
 error of the ring.
@@ -15,7 +23,10 @@ Results of 0.42.1: dk and dv are wrong for W >= 3. At step i, worker r computes 
 sends its dk and dv to worker r + 1, which computes next with the block of r + i + 2. With W = 2, both are the same
 block.
 
-The ring supports no causal mask and requires Hkv = H and Dv = D. The ring's configuration refuses one worker, but this
+The unified attention contains this ring with two workers: its gradients are wrong in 0.39.0 and right in 0.42.1.
+Nothing is wrong in Ulysses. Its backward pass takes the number of keys from dy, so unequal lengths are not claimed.
+
+There is no causal mask, and Hkv = H and Dv = D are required. The ring's configuration refuses one worker, but this
 target runs it with one worker as well. The gradients are then correct, which confirms the two replacement functions.
 
 Source: diffusers/models/attention_dispatch.py and _modeling_parallel.py of diffusers 0.39.0 and 0.42.1;
@@ -24,6 +35,7 @@ https://github.com/huggingface/diffusers/issues/14265.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -60,8 +72,28 @@ CLAIMS = Capabilities(
     axes="BSHD",
     recipe="bf16_partials",
 )
+# A kernel call has the tokens of all workers and rounds its results once.
+ROUNDED_ONCE = {
+    name: {"base": base, "p": "float32", "ds": "float32"}
+    for name, base in (("bfloat16", "bf16"), ("float16", "fp16"))
+}
+BY_MODE = {
+    "ring": CLAIMS,
+    "ulysses": dataclasses.replace(
+        CLAIMS,
+        circulations=("gather",),
+        workers=(2, 3, 4),
+        features=("scale",),
+        kv_heads_multiple="workers",
+        recipe=ROUNDED_ONCE,
+    ),
+    # No recipe fits: a block of the ring has the tokens of two workers, and a recipe rounds for the block of each.
+    "unified": dataclasses.replace(
+        CLAIMS, circulations=("gather",), workers=(4,), kv_heads_multiple=2, recipe=None
+    ),
+}
 NOTES = (
-    "diffusers' ring code is unmodified; the two flash-attn CUDA kernels that it calls are replaced"
+    "diffusers' code is unmodified; the two flash-attn CUDA kernels that it calls are replaced"
     " by functions of ringspec that compute in float64 and round once",
     f"known to run with {PACKAGE} {KNOWN}; the gradients of 0.39.0 are wrong"
     " (https://github.com/huggingface/diffusers/issues/14265), and dk and dv of 0.42.1 from 3 workers on",
@@ -163,28 +195,35 @@ def dispatch() -> Any:
 
 
 @functools.cache
-def configuration(rank: int, workers: int, in_float32: bool) -> Any:
+def configuration(rank: int, workers: int, in_float32: bool, mode: str = "ring") -> Any:
     """Make diffusers' parallel configuration on a mesh of this process group."""
     import torch
     from diffusers.models import _modeling_parallel as theirs
     from torch.distributed.device_mesh import init_device_mesh
 
     check_names(theirs, ("ContextParallelConfig", "ParallelConfig"), PACKAGE, KNOWN)
-    context = theirs.ContextParallelConfig(ring_degree=max(workers, 2), convert_to_fp32=in_float32)
-    context.ring_degree = workers
+    ulysses = {"ring": 1, "ulysses": workers, "unified": 2}[mode]
+    ring = workers // ulysses
+    refused = ring == ulysses == 1
+    context = theirs.ContextParallelConfig(
+        ring_degree=2 if refused else ring, ulysses_degree=ulysses, convert_to_fp32=in_float32
+    )
+    context.ring_degree = ring
     parallel = theirs.ParallelConfig(context_parallel_config=context)
-    mesh = init_device_mesh("cpu", (workers, 1), mesh_dim_names=("ring", "ulysses"))
+    mesh = init_device_mesh("cpu", (ring, ulysses), mesh_dim_names=("ring", "ulysses"))
     parallel.setup(rank, workers, torch.device("cpu"), mesh=mesh)
     return parallel
 
 
-def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> tuple[Any, Any]:
+def attention(
+    q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, mode: str = "ring"
+) -> tuple[Any, Any]:
     """Compute o [B, n, H, D] and lse [B, H, n] of one worker."""
     import torch
 
     module = dispatch()
     operations = (module._flash_attention_forward_op, module._flash_attention_backward_op)
-    parallel = configuration(call.rank, call.workers, q.dtype != torch.float64)
+    parallel = configuration(call.rank, call.workers, q.dtype != torch.float64, mode)
     if call.workers == 1:
         plain = (None, 0.0, False, call.scale, False, True)
         o, lse = module.TemplatedRingAttention.apply(q, k, v, *plain, *operations, parallel)
@@ -203,7 +242,19 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall) -> tuple[A
 
 
 def diffusers_ring(**settings: Any) -> TorchTarget:
-    """Make the target.
+    return target("ring", **settings)
+
+
+def diffusers_ulysses(**settings: Any) -> TorchTarget:
+    return target("ulysses", **settings)
+
+
+def diffusers_unified(**settings: Any) -> TorchTarget:
+    return target("unified", **settings)
+
+
+def target(mode: str, **settings: Any) -> TorchTarget:
+    """Make the target of one of :data:`BY_MODE`.
 
     ``settings`` are passed to TorchTarget. Raises MissingPackageError if a package is missing or too old.
     """
@@ -213,5 +264,11 @@ def diffusers_ring(**settings: Any) -> TorchTarget:
     # The first call imports diffusers.
     chosen: dict[str, Any] = {"timeout": 180.0, **settings}
     return TorchTarget(
-        function, CLAIMS, name="diffusers_ring", notes=NOTES, packages=("torch", PACKAGE), **chosen
+        function,
+        BY_MODE[mode],
+        name=f"diffusers_{mode}",
+        options={"mode": mode},
+        notes=NOTES,
+        packages=("torch", PACKAGE),
+        **chosen,
     )

@@ -19,6 +19,7 @@ from importlib.metadata import Distribution
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from ringspec.standins.names import Standin
 from ringspec.standins.transformer_engine_torch.parents import WithoutExtension, refusing
 
 __all__ = ["answered"]
@@ -30,7 +31,7 @@ CHOICES = {"NVTE_TORCH_COMPILE": "0"}
 
 
 @contextmanager
-def answered() -> Iterator[None]:
+def answered(chosen: Standin) -> Iterator[None]:
     """Give these answers inside the with block. Afterwards torch, the environment and imports are as before."""
     import torch
     from torch.distributed import distributed_c10d

@@ -1,0 +1,273 @@
+"""The rings, Ulysses and USP of yunchang 0.6.4 or later (long-context-attention), unmodified, on a CPU.
+
+USP divides W = 4 workers into two groups of two: within a group, heads are exchanged for tokens (Ulysses); between
+groups, keys and values circulate (ring). The kernels of flash-attn are replaced by :mod:`ringspec.standins`, which
+computes in float64 and rounds once, so any larger error in a result is an error of yunchang.
+
+===========================  ==========================================  =============================================
+target                       what is called                              tokens
+===========================  ==========================================  =============================================
+``yunchang-ring``            ``ring_flash_attn_func``                    contiguous
+``yunchang-zigzag``          ``zigzag_ring_flash_attn_func``             zigzag, causal only
+``yunchang-stripe``          ``stripe_flash_attn_func``                  striped, causal only
+``yunchang-ulysses``         ``UlyssesAttention``                        contiguous
+``yunchang-usp``             ``LongContextAttention("basic")``           contiguous
+``yunchang-usp-high``        the same, ``use_ulysses_low=False``         as ``EXTRACT_FUNC_DICT`` distributes them
+``yunchang-usp-zigzag``      ``LongContextAttention("zigzag")``          as ``EXTRACT_FUNC_DICT`` distributes them
+``yunchang-usp-stripe``      ``LongContextAttention("strip")``           as ``EXTRACT_FUNC_DICT`` distributes them
+``yunchang-usp-torch-math``  ``LongContextAttention("basic")`` with      contiguous; forward pass only
+                             ``AttnType.TORCH_MATH``
+``yunchang-ulysses-torch-``  ``UlyssesAttention`` with                   contiguous; forward pass only
+``flash``                    ``AttnType.TORCH_FLASH``
+===========================  ==========================================  =============================================
+
+Results of 0.6.4, which the program tests/conformance/by_hand_yunchang.py confirms without ringspec:
+
+- ``yunchang-ring``: for float16 inputs, dq has the precision of bfloat16, because ``ring_flash_attn_backward`` returns
+  ``dq.to(torch.bfloat16)`` for every dtype. USP calls the same function.
+- ``yunchang-usp-high``: causal results are wrong. ``basic_extract_local`` gives rank r the chunk r, but in this order
+  the ring's blocks are then chunks 0 and 2, and chunks 1 and 3, so its causal mask hides the wrong keys.
+- ``yunchang-usp-torch-math``: o is wrong. This kernel returns zeros instead of lse, so the ring merges blocks with
+  wrong weights.
+- ``yunchang-ulysses-torch-flash``: o is wrong. After the exchange of heads, each rank has all tokens of its heads, but
+  this kernel is ``ring_pytorch_attn_func`` without a group: a ring of all ranks, whose keys are of other heads.
+
+Not claimed: windows in rings and USP, because ``window_size`` goes to each block without the block's offset; dropout
+and ALiBi; one worker, because the rings send their gradients to themselves, which gloo refuses; soft caps with
+kernels of torch, which ignore them. No targets: USP with ``TORCH_FLASH``, whose lse is rounded
+to the input dtype, and the values of AttnType that need kernels without a CPU version.
+
+Source: https://github.com/feifeibear/long-context-attention, yunchang 0.6.4 (PyPI).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from ringspec.conformance.adapters.torch_processes import TorchTarget
+from ringspec.conformance.adapters.torch_worker import LocalCall
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.versions import check_names, require
+
+PACKAGE, FLOOR, KNOWN = "yunchang", "0.6.4", "0.6.4"
+COMMAND = f"pip install torch '{PACKAGE}>={FLOOR}'"
+ULYSSES_DEGREE = 2  # of USP, whose ring has the degree 2 as well
+USP_WORKERS = 4
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a target calls: a function or class of yunchang, and what it takes.
+
+    ``name``: in the module yunchang. ``ring``: the ring of LongContextAttention. ``low``: whether neighbouring ranks
+    exchange heads (``use_ulysses_low``). ``kernel``: a value of AttnType.
+    """
+
+    name: str
+    layout: str = "contiguous"
+    ring: str = "basic"
+    low: bool = True
+    kernel: str = "fa"
+    only_causal: bool = False
+
+    @property
+    def usp(self) -> bool:
+        return self.name == "LongContextAttention"
+
+    @property
+    def moves_tokens(self) -> bool:
+        """Tell whether yunchang distributes the tokens otherwise than ringspec."""
+        return self.usp and (self.ring != "basic" or not self.low)
+
+
+USP = "LongContextAttention"
+VARIANTS = {
+    "ring": Variant("ring_flash_attn_func"),
+    "zigzag": Variant("zigzag_ring_flash_attn_func", "zigzag", only_causal=True),
+    "stripe": Variant("stripe_flash_attn_func", "striped", only_causal=True),
+    "ulysses": Variant("UlyssesAttention"),
+    "ulysses-torch-flash": Variant("UlyssesAttention", kernel="torch_flash"),
+    "usp": Variant(USP),
+    "usp-high": Variant(USP, low=False),
+    "usp-zigzag": Variant(USP, ring="zigzag", only_causal=True),
+    "usp-stripe": Variant(USP, ring="strip", only_causal=True),
+    "usp-torch-math": Variant(USP, kernel="torch_math"),
+}
+
+NOTES = (
+    "yunchang is unmodified",
+    f"known to run with {PACKAGE} {KNOWN}",
+)
+MOVED = (
+    "ringspec moves tokens between ranks before and after the call, as yunchang's EXTRACT_FUNC_DICT"
+    " distributes them"
+)
+
+
+def recipe(variant: Variant, base: str, narrow: str) -> dict[str, str | int]:
+    """Return where a variant rounds over the stand-in, for inputs in the format ``narrow``.
+
+    A ring's block returns o, dq, dk and dv in the input dtype; the ring adds them in float32. Ulysses has one block. P
+    and dS, which flash-attn's kernel rounds to the input dtype, are exact in the stand-in. No recipe fits USP: a block
+    of its ring holds the tokens of two workers, and a recipe rounds for the block of each worker.
+    """
+    exact: dict[str, str | int] = {"base": base, "p": "float32", "ds": "float32"}
+    if variant.name == "UlyssesAttention":
+        return exact
+    return exact | {
+        "merge_order": "normalised",
+        "block_o": narrow,
+        "block_gradients": narrow,
+    }
+
+
+def claims(name: str) -> Capabilities:
+    """Return what a variant supports."""
+    one = VARIANTS[name]
+    ulysses, flash = one.name == "UlyssesAttention", one.kernel == "fa"
+    recipes = {
+        "bfloat16": recipe(one, "bf16", "bfloat16"),
+        "float16": recipe(one, "fp16", "float16"),
+    }
+    return Capabilities(
+        operations=("ring-forward", "ring-backward") if flash else ("ring-forward",),
+        layouts=(one.layout,),
+        circulations=("gather",) if ulysses or one.usp else ("kv",),
+        directions=(1,),
+        workers=(USP_WORKERS,) if one.usp else (2, 3, 4),
+        masks=("causal", "window") if ulysses and flash else ("causal",),
+        only_causal=one.only_causal,
+        features=("scale", "softcap") if flash else ("scale",),
+        formats=("bfloat16", "float16"),
+        # The kernels of torch would take other numbers of heads if it passed enable_gqa.
+        head_ratios=None if flash else (1,),
+        kv_heads_multiple="workers" if ulysses else ULYSSES_DEGREE if one.usp else 1,
+        head_dims=tuple(range(8, 257, 8)),
+        value_dim_equals_head_dim=True,
+        tokens_multiple=2 if one.only_causal and not one.usp else 1,
+        axes="BSHD",
+        lse="hidden" if ulysses or one.usp else "natural",
+        recipe=recipes if flash and not one.usp else None,
+    )
+
+
+def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, variant: str) -> Any:
+    """Compute o [B, n, H, D], and lse [B, H, n] if the variant is a ring, of one worker."""
+    import yunchang
+    from yunchang.kernels import AttnType
+
+    one = VARIANTS[variant]
+    check_names(yunchang, (one.name, "EXTRACT_FUNC_DICT", "set_seq_parallel_pg"), PACKAGE, KNOWN)
+    chosen: dict[str, Any] = {"softmax_scale": call.scale, "causal": call.causal}
+    if one.kernel == "fa":
+        chosen["softcap"] = call.terms.get("softcap", 0.0)
+    if one.name == "UlyssesAttention":
+        left, right = call.terms.get("window") or (None, None)
+        chosen["window_size"] = tuple(-1 if side is None else side for side in (left, right))
+        kernel = AttnType.from_string(one.kernel)
+        return yunchang.UlyssesAttention(group, attn_type=kernel)(q, k, v, **chosen)
+    if not one.usp:
+        function = getattr(yunchang, one.name)
+        o, lse, _ = function(q, k, v, return_attn_probs=True, group=group, **chosen)
+        return o, lse
+    layer = usp_layer(variant, call.rank, call.workers)
+    if not one.moves_tokens:
+        return layer(q, k, v, **chosen)
+    tokens = tokens_of_ranks(variant, group, call, q.shape[1])
+    held = [moved(x, tokens, group, call) for x in (q, k, v)]
+    slots = [place for _, place in sorted((t, at) for at, t in enumerate(tokens))]
+    return moved(layer(*held, **chosen), slots, group, call)
+
+
+@functools.cache
+def usp_layer(variant: str, rank: int, workers: int) -> Any:
+    """Return yunchang's layer, for which it makes process groups of two ranks."""
+    import yunchang
+    from yunchang.kernels import AttnType
+
+    one = VARIANTS[variant]
+    ring_degree = workers // ULYSSES_DEGREE
+    yunchang.set_seq_parallel_pg(
+        ULYSSES_DEGREE, ring_degree, rank, workers, use_ulysses_low=one.low
+    )
+    kernel = AttnType.from_string(one.kernel)
+    return yunchang.LongContextAttention(ring_impl_type=one.ring, attn_type=kernel)
+
+
+def tokens_of_ranks(variant: str, group: Any, call: LocalCall, n: int) -> list[int]:
+    """Return the tokens that yunchang gives to the ranks: n of rank 0, n of rank 1, and so on."""
+    import torch
+    import torch.distributed as dist
+    import yunchang
+
+    numbers = torch.arange(n * call.workers)[None, :, None]
+    degrees = {"rd": call.workers // ULYSSES_DEGREE, "ud": ULYSSES_DEGREE}
+    extract = yunchang.EXTRACT_FUNC_DICT[VARIANTS[variant].ring]
+    own = extract(numbers, call.rank, world_size=call.workers, **degrees).reshape(n).contiguous()
+    every = [torch.empty_like(own) for _ in range(call.workers)]
+    dist.all_gather(every, own, group=group)
+    return torch.cat(every).tolist()
+
+
+def moved(x: Any, order: list[int], group: Any, call: LocalCall) -> Any:
+    """Return this rank's part of the sequence ``order``, differentiable.
+
+    ``x``: this rank's part [B, n, H, D] of the sequence 0, 1, 2 ...; ``order`` is a permutation of it.
+    """
+    return move_function().apply(x, order, group, call.rank, call.workers)
+
+
+@functools.cache
+def move_function() -> Any:
+    import torch
+    import torch.distributed as dist
+
+    def part(x: Any, order: list[int], group: Any, rank: int, workers: int) -> Any:
+        every = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(workers)]
+        dist.all_gather(every, x.contiguous(), group=group)
+        n = x.shape[1]
+        return torch.cat(every, dim=1)[:, order[rank * n : (rank + 1) * n]].contiguous()
+
+    class Move(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, order: list[int], *place: Any) -> Any:
+            ctx.order, ctx.place = order, place
+            return part(x, order, *place)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            back = [at for _, at in sorted((token, at) for at, token in enumerate(ctx.order))]
+            return part(gradient, back, *ctx.place), None, None, None, None
+
+    return Move
+
+
+def target(variant: str, **settings: Any) -> TorchTarget:
+    """Make the target of a variant.
+
+    ``settings`` are passed to TorchTarget. Raises MissingPackageError if a package is missing or too old.
+    """
+    if "python" not in settings:
+        require(("torch", PACKAGE), PACKAGE, FLOOR, COMMAND)
+    kernels = ("flash_attn", "aten_flash")[: 2 if VARIANTS[variant].kernel == "torch_flash" else 1]
+    # The first call imports the package.
+    chosen: dict[str, Any] = {"timeout": 180.0, "standins": kernels, **settings}
+    return TorchTarget(
+        f"{__name__}:attention",
+        claims(variant),
+        name=f"yunchang-{variant}",
+        options={"variant": variant},
+        notes=(*NOTES, MOVED) if VARIANTS[variant].moves_tokens else NOTES,
+        packages=("torch", PACKAGE),
+        **chosen,
+    )
+
+
+def __getattr__(name: str) -> TorchTarget:
+    """Make the target of a variant when it is read from the module: ``usp_zigzag`` is ``usp-zigzag``."""
+    variant = name.replace("_", "-")
+    if variant in VARIANTS:
+        return target(variant)
+    raise AttributeError(f"module {__name__} has no attribute {name}; known are {sorted(VARIANTS)}")

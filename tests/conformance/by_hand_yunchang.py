@@ -1,0 +1,140 @@
+"""yunchang checked by hand: a program without ringspec, run by test_yunchang.py.
+
+    python by_hand_yunchang.py ring|ulysses|usp ORDER KERNEL DTYPE WORKERS full|causal
+
+ORDER: low or high, the groups of ``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType.
+Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense in
+float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. ``basic_extract_local`` of yunchang gives each rank its tokens. The results are compared with dense float64
+attention of the whole sequence. Prints JSON: for o, and dq, dk and dv if the kernel has a backward pass, the largest
+error of each rank, divided by the largest number, and how many numbers are not representable in bfloat16.
+"""
+
+import json
+import socket
+import sys
+import types
+from importlib.machinery import ModuleSpec
+
+import by_hand_zhuzilin as dense
+
+B, H, N, D = 1, 4, 8, 16
+SCALE = 0.25
+NAMES = ("o", "dq", "dk", "dv")
+
+
+def imported():
+    """Import yunchang over the two functions of by_hand_zhuzilin."""
+    package, interface = types.ModuleType("flash_attn"), types.ModuleType("flash_attn_interface")
+    package.__path__, package.__spec__ = [], ModuleSpec("flash_attn", None, is_package=True)
+    package.__version__, package.flash_attn_func = "2.8.3", None
+    for name in ("_flash_attn_forward", "_flash_attn_backward"):
+        setattr(interface, name, getattr(dense, name))
+        setattr(interface, name.replace("attn", "attn_varlen"), None)
+    sys.modules |= {"flash_attn": package, "flash_attn.flash_attn_interface": interface}
+    import yunchang
+
+    return yunchang
+
+
+def aten_forward(
+    query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None
+):
+    import torch
+
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    s = dense.scores(q, k, is_causal, scale)
+    lse, empty = s.logsumexp(3), torch.empty(0)
+    o = torch.einsum("bhij,bjhd->bhid", (s - lse[..., None]).exp(), v.double())
+    return o.to(q.dtype), lse.float(), empty, empty, q.shape[1], k.shape[1], empty, empty, empty
+
+
+def inputs(dtype, workers):
+    import torch
+
+    made = torch.Generator().manual_seed(7)
+    size = (B, N * workers, H, D)
+    return [torch.randn(size, generator=made, dtype=torch.float64).to(dtype) for _ in range(4)]
+
+
+def attention(yunchang, what, order, kernel, rank, workers):
+    import torch.distributed as dist
+    from yunchang.kernels import AttnType
+
+    if what == "ulysses":
+        return yunchang.UlyssesAttention(attn_type=AttnType.from_string(kernel))
+    if what == "ring":
+        return lambda *x, **rest: yunchang.ring_flash_attn_func(
+            *x, group=dist.group.WORLD, attn_type=AttnType.from_string(kernel), **rest
+        )
+    yunchang.set_seq_parallel_pg(2, workers // 2, rank, workers, use_ulysses_low=order == "low")
+    return yunchang.LongContextAttention(attn_type=AttnType.from_string(kernel))
+
+
+def rank_results(rank, workers, what, order, kernel, dtype, mask, port, queue):
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_flash_attention", aten_forward, "CPU")
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=workers, rank=rank)
+    yunchang = imported()
+    extract = yunchang.EXTRACT_FUNC_DICT["basic"]
+    q, k, v, dy = (extract(x, rank, workers) for x in inputs(getattr(torch, dtype), workers))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    function = attention(yunchang, what, order, kernel, rank, workers)
+    o = function(*leaves, softmax_scale=SCALE, causal=mask == "causal")
+    results = [o]
+    if kernel == "fa":
+        o.backward(dy)
+        results += [x.grad for x in leaves]
+    assert not [name for name in sys.modules if name.split(".")[0] == "ringspec"]
+    queue.put((rank, [x.detach().double().tolist() for x in results]))
+    dist.barrier()
+
+
+def right(dtype, workers, mask):
+    """o, dq, dk, dv of the whole sequence, in float64, by autograd of a dense softmax."""
+    import torch
+
+    q, k, v, dy = (x.double() for x in inputs(dtype, workers))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    p = dense.scores(q, k, mask == "causal", SCALE).softmax(3)
+    o = torch.einsum("bhij,bjhd->bihd", p, v)
+    o.backward(dy)
+    return [x.detach() for x in (o, *(x.grad for x in leaves))]
+
+
+def main(what, order, kernel, dtype, workers, mask):
+    import torch
+    import torch.multiprocessing as mp
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    given = (workers, what, order, kernel, dtype, mask, port, queue)
+    ranks = [context.Process(target=rank_results, args=(rank, *given)) for rank in range(workers)]
+    for one in ranks:
+        one.start()
+    got = dict(queue.get(timeout=240) for _ in ranks)
+    for one in ranks:
+        one.join()
+    report = {}
+    for number, (name, want) in enumerate(
+        zip(NAMES, right(getattr(torch, dtype), workers, mask), strict=True)
+    ):
+        if number == len(got[0]):
+            break
+        parts = [torch.tensor(got[rank][number], dtype=torch.float64) for rank in range(workers)]
+        errors = zip(parts, want.chunk(workers, dim=1), strict=True)
+        report[name] = {
+            "errors": [float((x - y).abs().max() / want.abs().max()) for x, y in errors],
+            "finer_than_bfloat16": sum(int((x.bfloat16().double() != x).sum()) for x in parts),
+        }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5], int(sys.argv[5]), sys.argv[6])
