@@ -16,7 +16,7 @@ from ringspec.conformance.report.records import FAILURES, Record
 # In the order of the legend. A cell has the worst verdict of its cases: wrong, failed, known failure, passed.
 VERDICTS = {
     "passed": "Every case of this column that was run passed. If claimed cases were not run, the row says so.",
-    "wrong": "At least one case fails, and a program without ringspec confirms the failure. The column need not be the "
+    "wrong": "At least one case fails by an error that a program without ringspec confirms. The column need not be the "
     "cause: a case uses several features. The row names the cause.",
     "failed": "At least one case fails, but no program without ringspec has confirmed it yet. It may be an error of the "
     "implementation, of the target, or of ringspec.",

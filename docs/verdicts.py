@@ -163,14 +163,19 @@ def front_cell(cell: Mapping[str, Any]) -> str:
 
     >>> front_cell({"verdict": "wrong", "counts": {"passed": 3, "wrong": 1, "not claimed": 2}})
     'wrong in 1 of 4'
+    >>> front_cell({"verdict": "wrong", "counts": {"wrong": 2, "failed": 1}})
+    'wrong in 2 of 3, 1 more failure'
     >>> front_cell({"verdict": "passed", "counts": {"passed": 3, "not run": 1}})
     'passed 3 so far'
     """
     counts, verdict = cell["counts"], cell["verdict"]
     run = sum(n for name, n in counts.items() if name not in ("not claimed", "not run"))
-    bad = run - counts.get("passed", 0)
+    bad, others = counts.get(verdict, 0), run - counts.get("passed", 0) - counts.get(verdict, 0)
     so_far = " so far" if run and counts.get("not run") else ""
-    return (f"{verdict} in {bad} of {run}" if bad else f"{verdict} {run or ''}".strip()) + so_far
+    if verdict == "passed" or not bad:
+        return f"{verdict} {run or ''}".strip() + so_far
+    more = f", {number(others, 'more failure')}" if others else ""
+    return f"{verdict} in {bad} of {run}{more}{so_far}"
 
 
 def linked(row: Mapping[str, Any]) -> str:

@@ -26,9 +26,10 @@ def badge(report: Report, whole: bool | None = None) -> dict[str, Any]:
 
     The result has the keys ``schemaVersion`` (1), ``label``, ``message`` and ``color``. The label names the version of
     ringspec and the profile: 'part of core' if the report lacks cases of the profile, or does not say how many there
-    are. ``whole``: whether the report has every case of the profile, if the caller knows. Raises :class:`~ringspec.errors.FileFormatError` if the header has no date. The message counts the cases that passed, of those that the target claims, and gives versions of the target and
-    the day of the run. It begins with 'incomplete' if the run was interrupted. Source:
-    https://shields.io/badges/endpoint-badge.
+    are. The message counts the cases that passed, of those that the target claims, and gives versions of the target and
+    the day of the run. It begins with 'incomplete' if the run was interrupted. ``whole``: whether the report has every
+    case of the profile, if the caller knows. Raises :class:`~ringspec.errors.FileFormatError` if the header has no date.
+    Source: https://shields.io/badges/endpoint-badge.
 
     >>> from ringspec.conformance.report.records import Record
     >>> header = {"profile": "smoke", "versions": {"ringspec": "0.1.0", "torch": "2.13.0"},

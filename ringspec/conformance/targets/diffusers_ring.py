@@ -11,8 +11,8 @@ target                 ``ContextParallelConfig``
 ``_templated_context_parallel_attention`` is called as diffusers calls it, unmodified, with its flash-attention
 operations. These operations call a forward and a
 backward CUDA kernel of the flash-attn package. On a CPU, :func:`kernel_forward` and :func:`kernel_backward` replace
-these kernels. They have the same signatures, compute in float64 and round once, so any larger error in a result is an
-error of the ring.
+these kernels. They have the same signatures, compute in float64 and round once, so an error
+that is larger than roundings explain comes from the ring.
 
 Results of 0.39.0 (issue 14265): o and lse are correct; dq, dk and dv are wrong for W >= 2. The operation reads q, k,
 v, o and lse from ``ctx.saved_tensors``, which were saved at step 0. Every step of the backward pass therefore

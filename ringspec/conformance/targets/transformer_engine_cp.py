@@ -2,8 +2,8 @@
 
 Each target calls ``attn_forward_func_with_cp``, the function that TransformerEngine's FlashAttention backend calls, with
 the arguments of this backend for FlashAttention 2. The kernels are replaced by :mod:`ringspec.standins`, which computes
-in float64 and rounds once, so any larger error in a result is an error of context parallelism. TransformerEngine returns
-no lse.
+in float64 and rounds once, so an error that is larger than roundings explain comes from context parallelism.
+TransformerEngine returns no lse.
 
 =================================  ==============  =========================================================
 target                             cp_comm_type    what is sent
@@ -18,9 +18,9 @@ Their tensors are [B, S, H, D] in the layout zigzag, which TransformerEngine cal
 ``-thd`` for packed documents [T, H, D]: zigzag in each document, and with ``all_gather`` contiguous and causal, which
 TransformerEngine calls NO_LOAD_BALANCE.
 
-Passed by, because they need a GPU: the checks and choices of ``DotProductAttention``, and ``torch.compile`` for small
-functions. Claimed is what these checks accept for FlashAttention 2 (``get_attention_backend`` of 2.20.2): causal or no
-mask, windows with ``all_gather`` and ``a2a``, soft cap, grouped heads, head dimensions up to 256 with equal ones of v.
+Bypassed, because they need a GPU: the checks and choices of ``DotProductAttention``, and ``torch.compile`` for small
+functions. The targets claim what these checks accept for FlashAttention 2 (``get_attention_backend`` of 2.20.2): causal or no
+mask, windows with ``all_gather`` and ``a2a``, soft cap, grouped heads, head dimensions up to 256 with the same head dimension for v.
 With ``a2a``, the number of workers must divide that of key heads. Not claimed: dropout; padding between documents, which
 is refused for FlashAttention 2; ``all_gather`` with zigzag documents, for which TransformerEngine's own tests need
 FlashAttention 3; one worker, with which TransformerEngine does not use context parallelism.

@@ -2,7 +2,7 @@
 
 USP divides W = 4 workers into two groups of two: within a group, heads are exchanged for tokens (Ulysses); between
 groups, keys and values circulate (ring). The kernels of flash-attn are replaced by :mod:`ringspec.standins`, which
-computes in float64 and rounds once, so any larger error in a result is an error of yunchang.
+computes in float64 and rounds once, so an error that is larger than roundings explain comes from yunchang.
 
 ===========================  ==========================================  =============================================
 target                       what is called                              tokens

@@ -1,7 +1,7 @@
 """The rings of zhuzilin's ring-flash-attention 0.1.7 or later, unmodified, on a CPU.
 
 The kernels of flash-attn that they call are replaced by :mod:`ringspec.standins`, which computes in float64 and rounds
-once, so any larger error in a result is an error of the ring. Each target calls a public function:
+once, so an error that is larger than roundings explain comes from the ring. Each target calls a public function:
 
 ===================  =========================================  ===================================
 target               function                                   layout

@@ -3,7 +3,7 @@
 1. ``packed``   the functions for packed tensors [T, H, D] that context parallelism calls
 2. ``names``    the enumerations, and the names that are only imported
 3. ``parents``  imports of ``transformer_engine`` without its compiled part
-4. ``host``     what a GPU and NCCL would answer: streams, compute capability, a second wait
+4. ``host``     replacements for CUDA streams, device queries and a second wait
 
 With the wheel ``transformer_engine`` and the stand-in for flash_attn, the published file ``context_parallel.py`` then
 runs unmodified on a CPU. Only the path of FlashAttention 2 is modelled; FusedAttention and FP8 are refused.
