@@ -12,7 +12,7 @@ from ringspec.errors import OptionError
 from ringspec.standins import aten_flash, flash_attn, flash_attn_3, transformer_engine_torch
 from ringspec.standins.names import Standin, standin
 
-__all__ = ["installed"]
+__all__ = ["installed", "replaced_by"]
 
 MAKERS = {
     "flash_attn": flash_attn.modules,
@@ -92,6 +92,16 @@ def belongs(module: str, package: str) -> bool:
 def owns(one: Standin, module: str) -> bool:
     """Tell whether a module is one of the original, or uses it."""
     return any(belongs(module, package) for package in (*PACKAGES[one.name], *OTHERS[one.name]))
+
+
+def replaced_by(module: str) -> str | None:
+    """Return the name of the stand-in that replaces a module; None if there is none.
+
+    >>> replaced_by("flash_attn.bert_padding"), replaced_by("flash_attn_2_cuda"), replaced_by("numpy")
+    ('flash_attn', 'flash_attn', None)
+    """
+    found = (name for name in PACKAGES if owns(Standin(name, ""), module))
+    return next(found, None)
 
 
 def refuse_if_imported(one: Standin) -> None:

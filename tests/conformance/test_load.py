@@ -158,6 +158,11 @@ def test_an_exception_while_importing_names_it(tmp_path):
     ("line", "named", "fix"),
     [
         ("import no_such_module_at_all", "no_such_module_at_all", "install what it needs, in the"),
+        (
+            "import flash_attn",
+            "flash_attn",
+            "import what needs flash_attn inside the function of one",
+        ),
         ("Capabilities(masks=('causl',))", "a name in masks; got 'causl'", "write 'causal'."),
         ("Capabilities(workers_=(2,))", "workers_", "see the last line of the traceback."),
         ("raise SystemExit('no GPU')", "SystemExit: no GPU", "see the last line of the traceback."),

@@ -38,6 +38,9 @@ class Commands(click.Group):
             raise BadInput(str(error)) from None
         except BrokenPipeError:  # stdout was closed: click ends quietly
             raise
+        except FileNotFoundError as error:
+            at = error.filename
+            raise BadInput(f"expected a file at {at!r}; got none. Fix: check the path.") from None
         except OSError as error:
             raise BadInput(str(error)) from None
         except MemoryError:

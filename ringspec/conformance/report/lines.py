@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from json import JSONDecodeError
 from typing import Any, NoReturn
 
 from ringspec import strictjson
@@ -47,6 +48,8 @@ def object_of(line: bytes, what: str) -> dict[str, Any]:
         refuse(f"at most {MAX_LINE} bytes in {what}", len(line))
     try:
         value = strictjson.loads(line)
+    except JSONDecodeError as error:
+        refuse(f"a JSON object in {what}", f"text that is not JSON ({error})")
     except ValueError as error:
         refuse(f"a JSON object in {what}", str(error))
     if not isinstance(value, dict):

@@ -31,6 +31,7 @@ from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Target
 from ringspec.conformance.target.provenance import LOADED
 from ringspec.errors import OptionError, RingspecError, nearest, shown
+from ringspec.standins.install import replaced_by
 
 __all__ = ["load_target"]
 
@@ -179,11 +180,21 @@ def telling(expected: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         said, fix = str(error), "see the last line of the traceback"
         if isinstance(error, ImportError):
-            fix = "install what it needs, in the environment in which ringspec runs"
+            fix = import_fix(error)
         elif isinstance(error, RingspecError):  # it has a remedy already
             said, fix = f"expected {error.expected}; got {error.got}", error.fix
         lines = "".join(traceback.format_tb(error.__traceback__, limit=-4)).rstrip()
         raise OptionError(expected, f"{type(error).__name__}: {said}\n{lines}\n", fix) from None
+
+
+def import_fix(error: ImportError) -> str:
+    """Return what to do about a missing module. One that has a stand-in need not be installed."""
+    if replacement := replaced_by(error.name or ""):
+        return (
+            f"import what needs {replacement} inside the function of one rank, because only the ranks have the stand-in, and"
+            f' pass standins=("{replacement}",)'
+        )
+    return "install what it needs, in the environment in which ringspec runs"
 
 
 def made(value: Any, spec: str) -> Any:
