@@ -28,6 +28,7 @@ OPTIONAL = {
     "ring_flash_attn",
     "transformer_engine",
     "torch",
+    "yunchang",
 }
 OF_PYTEST = {"conftest.py", "plugin.py", "test_conformance.py"}
 
