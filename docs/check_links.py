@@ -25,8 +25,8 @@ LINKS = {
 HOSTS = frozenset({
     "arxiv.org", "awsdocs-neuron.readthedocs-hosted.com", "docs.nvidia.com", "docs.pytorch.org", "docs.python.org",
     "doi.org", "github.com", "huggingface.co", "jfly.uni-koeln.de", "members.loria.fr", "numpy.org",
-    "pip.repos.neuron.amazonaws.com", "pypi.org", "pytorch.org", "semver.org", "www.mlplatform.org", "www.mpi-forum.org",
-    "www.nvidia.com", "www.sphinx-doc.org",
+    "pip.repos.neuron.amazonaws.com", "pypi.org", "pytorch.org", "semver.org", "shields.io", "www.mlplatform.org",
+    "www.mpi-forum.org", "www.nvidia.com", "www.sphinx-doc.org",
 })  # fmt: skip
 # Themes and the renderer of formulas bring these; they are no references of ours.
 BROUGHT = frozenset({"cdn.jsdelivr.net", "pradyunsg.me", "jupyter.org"})
