@@ -67,7 +67,7 @@ def version_of(root: Path) -> str:
         found[name] = match[1] if match else "none"
     if len(set(found.values())) != 1:
         told = ", ".join(f"{name} {version}" for name, version in found.items())
-        raise Refused(f"expected one version; got {told}. Fix: change the files that are behind.")
+        raise Refused(f"expected one version; got {told}. Fix: change the files with an older one.")
     return found["CITATION.cff"]
 
 

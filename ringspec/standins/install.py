@@ -81,7 +81,7 @@ def installed(*names: str) -> Iterator[None]:
             yield
     finally:
         sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if any(owns(one, name) for one in chosen)]:
+        for name in [name for name in sys.modules if any(owns(one.name, name) for one in chosen)]:
             del sys.modules[name]
 
 
@@ -89,9 +89,9 @@ def belongs(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
-def owns(one: Standin, module: str) -> bool:
-    """Tell whether a module is one of the original, or uses it."""
-    return any(belongs(module, package) for package in (*PACKAGES[one.name], *OTHERS[one.name]))
+def owns(name: str, module: str) -> bool:
+    """Tell whether a module is one of the original of the stand-in ``name``, or uses it."""
+    return any(belongs(module, package) for package in (*PACKAGES[name], *OTHERS[name]))
 
 
 def replaced_by(module: str) -> str | None:
@@ -100,13 +100,12 @@ def replaced_by(module: str) -> str | None:
     >>> replaced_by("flash_attn.bert_padding"), replaced_by("flash_attn_2_cuda"), replaced_by("numpy")
     ('flash_attn', 'flash_attn', None)
     """
-    found = (name for name in PACKAGES if owns(Standin(name, ""), module))
-    return next(found, None)
+    return next((name for name in PACKAGES if owns(name, module)), None)
 
 
 def refuse_if_imported(one: Standin) -> None:
     for name, module in list(sys.modules.items()):
-        if not owns(one, name):
+        if not owns(one.name, name):
             continue
         if getattr(module, "ringspec_standin", None) is not None:
             fix = "use one with block, and name each stand-in once"

@@ -8,10 +8,10 @@ Prints JSON: for o, dq, dk and dv, the largest error of each rank divided by the
 """
 
 import json
-import socket
 import sys
 
 import by_hand_zhuzilin as dense
+from by_hand_ranks import on_ranks
 
 B, H, N, D = 2, 6, 4, 8
 SCALE = 0.5
@@ -32,14 +32,11 @@ def backward(dout, q, k, v, out, lse, *rest):
     return dense._flash_attn_backward(dout, q, k, v, out, lse, *rest)
 
 
-def rank_results(rank, ring, ulysses, port, queue):
+def rank_results(rank, ring, ulysses):
     import torch
-    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    torch.set_num_threads(1)
     workers = ring * ulysses
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=workers, rank=rank)
     from diffusers.models import _modeling_parallel as settings
     from diffusers.models import attention_dispatch as module
 
@@ -59,9 +56,7 @@ def rank_results(rank, ring, ulysses, port, queue):
         _parallel_config=parallel,
     )
     o.backward(dy)
-    assert not [name for name in sys.modules if name.split(".")[0] == "ringspec"]
-    queue.put((rank, [x.detach().double().tolist() for x in (o, *(x.grad for x in leaves))]))
-    dist.barrier()
+    return [x.detach().double().tolist() for x in (o, *(x.grad for x in leaves))]
 
 
 def right(workers):
@@ -77,20 +72,9 @@ def right(workers):
 
 def main(ring, ulysses):
     import torch
-    import torch.multiprocessing as mp
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context, workers = mp.get_context("spawn"), ring * ulysses
-    queue = context.Queue()
-    given = (ring, ulysses, port, queue)
-    ranks = [context.Process(target=rank_results, args=(rank, *given)) for rank in range(workers)]
-    for one in ranks:
-        one.start()
-    got = dict(queue.get(timeout=240) for _ in ranks)
-    for one in ranks:
-        one.join()
+    workers = ring * ulysses
+    got = on_ranks(workers, rank_results, ring, ulysses)
     report = {}
     for number, (name, want) in enumerate(zip(NAMES, right(workers), strict=True)):
         parts = [torch.tensor(got[rank][number], dtype=torch.float64) for rank in range(workers)]

@@ -20,9 +20,10 @@ error divided by the largest number of the right tensor:
 import ast
 import importlib.util
 import json
-import socket
 import sys
 from pathlib import Path
+
+from by_hand_ranks import on_ranks
 
 B, H, N, D = 2, 2, 6, 8
 RING = ("_update_out_and_lse", "_merge_out_lse", "RingComm", "_local_attn", "_ring_attn_forward")
@@ -110,37 +111,6 @@ def generated_rank(rank, checkout):
 
 
 FILES = ("reference/54_ring_attention.py", "reference/57_ring_attention_backward_dp.py")
-
-
-def started(rank, workers, function, checkout, port, queue):
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=workers, rank=rank)
-    found = function(rank, checkout)
-    assert not [name for name in sys.modules if name.split(".")[0] == "ringspec"]
-    queue.put((rank, found))
-    dist.barrier()
-
-
-def on_ranks(workers, function, checkout):
-    """What a function returns on each rank."""
-    import torch.multiprocessing as mp
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    given = (workers, function, checkout, port, queue)
-    ranks = [context.Process(target=started, args=(rank, *given)) for rank in range(workers)]
-    for one in ranks:
-        one.start()
-    got = dict(queue.get(timeout=240) for _ in ranks)
-    for one in ranks:
-        one.join()
-    return [got[rank] for rank in range(workers)]
 
 
 def worst(several, pick=max):

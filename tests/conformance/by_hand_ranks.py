@@ -36,20 +36,47 @@ def dense(q, k, v, dy, causal):
     return [x.detach() for x in (o, *(x.grad for x in leaves))]
 
 
-def of_rank(rank, workers, attention, layout, dtype, port, queue):
+def started(rank, workers, function, given, over_standins, port, queue):
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=workers, rank=rank)
+    found = function(rank, *given)
+    loaded = [name for name in sys.modules if name.split(".")[0] == "ringspec"]
+    assert over_standins or not loaded
+    queue.put((rank, found))
+    dist.barrier()
+
+
+def on_ranks(workers, function, *given, over_standins=False):
+    """What ``function(rank, *given)`` returns on each rank. ``over_standins``: it may use ringspec.standins."""
+    import torch.multiprocessing as mp
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    rest = (workers, function, given, over_standins, port, queue)
+    ranks = [context.Process(target=started, args=(rank, *rest)) for rank in range(workers)]
+    for one in ranks:
+        one.start()
+    got = dict(queue.get(timeout=240) for _ in ranks)
+    for one in ranks:
+        one.join()
+    return [got[rank] for rank in range(workers)]
+
+
+def of_rank(rank, workers, attention, layout, dtype):
+    import torch
+
     at = LAYOUTS[layout](rank, workers)
     q, k, v, dy = (x[:, at].contiguous() for x in inputs(workers, getattr(torch, dtype)))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     o = attention(*leaves, rank, workers)
     o.backward(dy)
-    assert not [name for name in sys.modules if name.split(".")[0] == "ringspec"]
-    queue.put((rank, [x.detach().double().tolist() for x in (o, *(x.grad for x in leaves))]))
-    dist.barrier()
+    return [x.detach().double().tolist() for x in (o, *(x.grad for x in leaves))]
 
 
 def main(attention, workers, layout="contiguous", dtype="float32", causal=False):
@@ -58,20 +85,8 @@ def main(attention, workers, layout="contiguous", dtype="float32", causal=False)
     Errors are relative to the largest number of the correct tensor.
     """
     import torch
-    import torch.multiprocessing as mp
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    given = (workers, attention, layout, dtype, port, queue)
-    ranks = [context.Process(target=of_rank, args=(rank, *given)) for rank in range(workers)]
-    for one in ranks:
-        one.start()
-    got = dict(queue.get(timeout=240) for _ in ranks)
-    for one in ranks:
-        one.join()
+    got = on_ranks(workers, of_rank, workers, attention, layout, dtype)
     report = {}
     wants = dense(*inputs(workers, getattr(torch, dtype)), causal)
     for number, (name, want) in enumerate(zip(NAMES, wants, strict=True)):

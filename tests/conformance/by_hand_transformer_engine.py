@@ -11,8 +11,9 @@ difference from torch's autograd.
 
 import json
 import os
-import socket
 import sys
+
+from by_hand_ranks import on_ranks
 
 B, H, HKV, D = 1, 4, 4, 16
 SCALE = 0.3
@@ -70,14 +71,12 @@ def right(form, mask, dtype, workers):
     return [x.detach() for x in (o, *(x.grad for x in leaves))]
 
 
-def rank_results(rank, port, queue, mode, form, mask, dtype, workers):
+def rank_results(rank, mode, form, mask, dtype, workers):
     import torch
     import torch.distributed as dist
 
     from ringspec.standins import installed
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=workers, rank=rank)
     lengths = lengths_of(form, workers)
     at = tokens_of(rank, workers, lengths)
     q, k, v, dy = (x[:, at].contiguous() for x in inputs(dtype, sum(lengths)))
@@ -113,8 +112,7 @@ def rank_results(rank, port, queue, mode, form, mask, dtype, workers):
         ).view(q.shape)
         o.backward(dy)
     assert "ringspec.conformance" not in sys.modules
-    queue.put((rank, [x.detach().double().tolist() for x in (o, *(x.grad for x in leaves))]))
-    dist.barrier()
+    return [x.detach().double().tolist() for x in (o, *(x.grad for x in leaves))]
 
 
 def block_difference(mask):
@@ -143,20 +141,9 @@ def block_difference(mask):
 
 def main(mode, form, mask, dtype, workers):
     import torch
-    import torch.multiprocessing as mp
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    given = (port, queue, mode, form, mask, dtype, workers)
-    ranks = [context.Process(target=rank_results, args=(rank, *given)) for rank in range(workers)]
-    for one in ranks:
-        one.start()
-    got = dict(queue.get(timeout=240) for _ in ranks)
-    for one in ranks:
-        one.join()
+    given = (mode, form, mask, dtype, workers)
+    got = on_ranks(workers, rank_results, *given, over_standins=True)
     report = {"block": block_difference(mask)}
     lengths = lengths_of(form, workers)
     wanted = right(form, mask, dtype, workers)

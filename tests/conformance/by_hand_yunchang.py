@@ -10,12 +10,12 @@ error of each rank, divided by the largest number, and how many numbers are not 
 """
 
 import json
-import socket
 import sys
 import types
 from importlib.machinery import ModuleSpec
 
 import by_hand_zhuzilin as dense
+from by_hand_ranks import on_ranks
 
 B, H, N, D = 1, 4, 8, 16
 SCALE = 0.25
@@ -70,14 +70,11 @@ def attention(yunchang, what, order, kernel, rank, workers):
     return yunchang.LongContextAttention(attn_type=AttnType.from_string(kernel))
 
 
-def rank_results(rank, workers, what, order, kernel, dtype, mask, port, queue):
+def rank_results(rank, workers, what, order, kernel, dtype, mask):
     import torch
-    import torch.distributed as dist
 
-    torch.set_num_threads(1)
     library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_dot_product_flash_attention", aten_forward, "CPU")
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=workers, rank=rank)
     yunchang = imported()
     extract = yunchang.EXTRACT_FUNC_DICT["basic"]
     q, k, v, dy = (extract(x, rank, workers) for x in inputs(getattr(torch, dtype), workers))
@@ -88,9 +85,7 @@ def rank_results(rank, workers, what, order, kernel, dtype, mask, port, queue):
     if kernel == "fa":
         o.backward(dy)
         results += [x.grad for x in leaves]
-    assert not [name for name in sys.modules if name.split(".")[0] == "ringspec"]
-    queue.put((rank, [x.detach().double().tolist() for x in results]))
-    dist.barrier()
+    return [x.detach().double().tolist() for x in results]
 
 
 def right(dtype, workers, mask):
@@ -107,20 +102,8 @@ def right(dtype, workers, mask):
 
 def main(what, order, kernel, dtype, workers, mask):
     import torch
-    import torch.multiprocessing as mp
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    given = (workers, what, order, kernel, dtype, mask, port, queue)
-    ranks = [context.Process(target=rank_results, args=(rank, *given)) for rank in range(workers)]
-    for one in ranks:
-        one.start()
-    got = dict(queue.get(timeout=240) for _ in ranks)
-    for one in ranks:
-        one.join()
+    got = on_ranks(workers, rank_results, workers, what, order, kernel, dtype, mask)
     report = {}
     for number, (name, want) in enumerate(
         zip(NAMES, right(getattr(torch, dtype), workers, mask), strict=True)

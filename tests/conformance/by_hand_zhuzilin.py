@@ -8,10 +8,11 @@ workers the largest error divided by the largest number, and how many numbers ar
 """
 
 import json
-import socket
 import sys
 import types
 from importlib.machinery import ModuleSpec
+
+from by_hand_ranks import on_ranks
 
 B, H, HKV, N, D = 1, 4, 2, 8, 16
 SCALE = 0.25
@@ -125,21 +126,17 @@ def inputs(dtype, workers):
     ]
 
 
-def rank_results(rank, workers, variant, dtype, port, queue):
+def rank_results(rank, workers, variant, dtype):
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=workers, rank=rank)
     function = imported()[variant]
     at = LAYOUTS[variant](rank, workers)
     q, k, v, dy = (x[:, at].contiguous() for x in inputs(getattr(torch, dtype), workers))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     o = function(*leaves, softmax_scale=SCALE, causal=True, group=dist.group.WORLD)
     o.backward(dy)
-    assert not [name for name in sys.modules if name.split(".")[0] == "ringspec"]
-    queue.put((rank, [x.detach().double().tolist() for x in (o, *(x.grad for x in leaves))]))
-    dist.barrier()
+    return [x.detach().double().tolist() for x in (o, *(x.grad for x in leaves))]
 
 
 def right(dtype, workers):
@@ -156,20 +153,8 @@ def right(dtype, workers):
 
 def main(variant, dtype, workers):
     import torch
-    import torch.multiprocessing as mp
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    given = (workers, variant, dtype, port, queue)
-    ranks = [context.Process(target=rank_results, args=(rank, *given)) for rank in range(workers)]
-    for one in ranks:
-        one.start()
-    got = dict(queue.get(timeout=240) for _ in ranks)
-    for one in ranks:
-        one.join()
+    got = on_ranks(workers, rank_results, workers, variant, dtype)
     report = {}
     for number, (name, want) in enumerate(
         zip(("o", "dq", "dk", "dv"), right(getattr(torch, dtype), workers), strict=True)

@@ -31,7 +31,6 @@ from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Target
 from ringspec.conformance.target.provenance import LOADED
 from ringspec.errors import OptionError, RingspecError, nearest, shown
-from ringspec.standins.install import replaced_by
 
 __all__ = ["load_target"]
 
@@ -189,6 +188,8 @@ def telling(expected: str) -> Iterator[None]:
 
 def import_fix(error: ImportError) -> str:
     """Return what to do about a missing module. One that has a stand-in need not be installed."""
+    from ringspec.standins.install import replaced_by
+
     if replacement := replaced_by(error.name or ""):
         return (
             f"import what needs {replacement} inside the function of one rank, because only the ranks have the stand-in, and"

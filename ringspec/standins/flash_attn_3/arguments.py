@@ -16,6 +16,7 @@ __all__ = [
     "Given",
     "Rows",
     "check_backward",
+    "check_splits",
     "check_tensors",
     "options_of",
     "refused_package",
@@ -57,6 +58,12 @@ def unused(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise refused_package(f"{name}=None", value, f"call it without {name}")
+
+
+def check_splits(num_splits: Any) -> None:
+    """Raise RefusedError for more than one split."""
+    if num_splits > 1:
+        raise refused_package("num_splits of at most 1", num_splits, "pass num_splits=1")
 
 
 def options_of(

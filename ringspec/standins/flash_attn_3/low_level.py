@@ -14,6 +14,7 @@ from ringspec.standins.flash_attn_3 import kernel
 from ringspec.standins.flash_attn_3.arguments import (
     Given,
     check_backward,
+    check_splits,
     check_tensors,
     options_of,
     refused_package,
@@ -88,9 +89,7 @@ def check_forward(chosen: Standin, q: Any, k: Any, v: Any, rest: dict[str, Any])
 
     unused(**{name: value for name, value in rest.items() if name.rstrip("_") in NOT_MODELLED})
     unused(scheduler_metadata=rest["scheduler_metadata"])
-    if rest["num_splits"] > 1:
-        got = rest["num_splits"]
-        raise refused_package("num_splits of at most 1", got, "pass num_splits=1")
+    check_splits(rest["num_splits"])
     wanted = any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v))
     if chosen.version == "3.0.0" and torch.is_grad_enabled() and wanted:
         fix = "call flash_attn_func, or call it in an autograd function"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringspec.errors import RefusedError
-from ringspec.standins.flash_attn_3.arguments import Given, refused_package, unused
+from ringspec.standins.flash_attn_3.arguments import Given, check_splits, refused_package, unused
 from ringspec.standins.flash_attn_3.low_level import backward, forward
 from ringspec.standins.names import Standin
 
@@ -51,9 +51,7 @@ def attention_function() -> Any:
 def evaluate(chosen: Standin, tensors: tuple[Any, Any, Any], given: Given, named: Any) -> Any:
     """Return o, or (o, lse); ``named``: the arguments of a public function by name."""
     unused(**{name: named.get(name) for name in ("qv", "q_descale", "k_descale", "v_descale")})
-    if named.get("num_splits", 1) > 1:
-        got = named["num_splits"]
-        raise refused_package("num_splits of at most 1", got, "pass num_splits=1")
+    check_splits(named.get("num_splits", 1))
     names = ("softmax_scale", "causal", "window_size", "softcap", "attention_chunk")
     options = tuple(named[name] for name in names)
     rest = (options, named["deterministic"], bool(named.get("return_attn_probs")))
