@@ -69,16 +69,21 @@ def cut_of(report: Report) -> str:
 
 
 def explains(fact: Mapping[str, Any], record: Record) -> bool:
-    """Whether a confirmed failure explains that of a case: no other tensors, as many workers, such inputs."""
+    """Whether a confirmed failure explains that of a case: no other tensors, enough workers, such inputs."""
     wrong, needs = wrong_tensors(record), record.needs
     return (
         record.outcome == "mismatch"
         and bool(wrong)
         and wrong <= {*fact["tensors"]}
-        and needs.get("workers", 1) >= fact.get("workers_from", 1)
+        and most_workers(record) >= fact.get("workers_from", 1)
         and ("inputs" not in fact or needs.get("inputs") in fact["inputs"])
         and not record.id.startswith("noise/")
     )
+
+
+def most_workers(record: Record) -> int:
+    """The workers of a case; of a property, which compares several rings with each other, those of the largest."""
+    return max(record.needs.get("workers", 1), *record.used.get("workers", ()), 1)
 
 
 def about(fact: Mapping[str, Any], target: str, versions: Mapping[str, str]) -> bool:

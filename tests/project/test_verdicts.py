@@ -1,5 +1,6 @@
 """The matrix of verdicts says what the stored reports show, and calls nothing wrong that nobody has confirmed."""
 
+import dataclasses
 import doctest
 import json
 import re
@@ -132,6 +133,15 @@ def test_a_confirmed_failure_is_wrong_in_every_column_that_its_case_uses():
     assert (verdict(found, "forward"), verdict(found, "w2")) == ("passed", "passed")
     assert (found["unchecked"], found["wrong"][0]["cases"]) == (0, 1)
     assert found["badge"]["color"] == "red"
+
+
+def test_a_property_counts_as_a_case_with_the_workers_of_its_largest_ring():
+    def unchecked(workers):
+        failed = failing("property/rings/a", workers=1)
+        asked = {name: value for name, value in failed.needs.items() if name != "workers"}
+        return row(dataclasses.replace(failed, needs=asked, used={"workers": workers}))["unchecked"]
+
+    assert (unchecked([1, 2, 3]), unchecked([1, 2]), unchecked([])) == (0, 1, 1)
 
 
 @pytest.mark.parametrize(
