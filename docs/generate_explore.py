@@ -8,8 +8,8 @@ from functools import cache
 
 from generate import DOCS
 
-from ringspec.cli.views.explore_bug import BUG_TOKENS, BUG_WORKERS, bug_records, where_it_shows
-from ringspec.cli.views.explore_records import records
+from ringspec.cli.views.explore_bug import bug_records, where_it_shows
+from ringspec.cli.views.explore_records import BUG_TOKENS, BUG_WORKERS, records
 from ringspec.conformance.diagnose.mutants import MUTANTS, precision_bugs
 from ringspec.errors import OptionError
 from ringspec.render.explore import explore_page as page_of

@@ -16,7 +16,7 @@ from ringspec.conformance.adapters.wire import call_from, call_message, inputs_f
 from ringspec.conformance.cases import golden
 from ringspec.conformance.cases.calls import call_of
 from ringspec.conformance.run.call import MOST_LOG
-from ringspec.conformance.run.executor import opened
+from ringspec.conformance.run.opening import opened
 from ringspec.conformance.run.process_target import ProcessTarget
 from ringspec.conformance.run.suite import run
 from ringspec.errors import OptionError

@@ -20,7 +20,7 @@ from ringspec.conformance.report.junit import junit
 from ringspec.conformance.report.lines import read_record
 from ringspec.conformance.report.report import Report, case_line, report_lines
 from ringspec.conformance.report.words import verdict_lines
-from ringspec.conformance.run.executor import close, opened
+from ringspec.conformance.run.opening import close, opened
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES

@@ -33,9 +33,9 @@ from ringspec.conformance.report.report import (
     report_lines,
 )
 from ringspec.conformance.report.resume import taken_over
-from ringspec.conformance.run.executor import opened
 from ringspec.conformance.run.expected import Expectation, read_expected
 from ringspec.conformance.run.load import asked_of, telling
+from ringspec.conformance.run.opening import opened
 from ringspec.conformance.run.sharp import chosen as larger_case
 from ringspec.conformance.run.shrink import shrink
 from ringspec.conformance.run.suite import Summary, run, selected
@@ -136,7 +136,7 @@ def show_shrunk(target: Target, case: RunCase, seconds: float, as_json: bool) ->
     if as_json:
         click.echo(json.dumps(plain({"kind": "shrunk", **found.as_dict()}), allow_nan=False))
     else:
-        output.show(["", *map(check_text.plain, shrink_text.lines(found))])
+        output.show(["", *map(output.printable, shrink_text.lines(found))])
 
 
 def found(id: str) -> RunCase:

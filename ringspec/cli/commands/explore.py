@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from ringspec.cli.shared import output, progress
-from ringspec.cli.views.explore_bug import BUG_TOKENS, BUG_WORKERS, bug_records
 from ringspec.cli.views.explore_records import (
+    BUG_TOKENS,
+    BUG_WORKERS,
     MOST_TOKENS,
     MOST_WORKERS,
     TOKENS,
@@ -110,6 +111,8 @@ def explore_command(
     if bug is None:
         document = all_rings(sizes or list(WORKERS), TOKENS if tokens is None else tokens, seed)
     else:
+        from ringspec.cli.views.explore_bug import bug_records
+
         size = one_size(sizes or [BUG_WORKERS])
         document = bug_records(bug, size, BUG_TOKENS if tokens is None else tokens, seed)
     if path is not None:

@@ -70,7 +70,7 @@ def claims_of(target: str | None, recipe: str | None) -> Capabilities:
     """
     import dataclasses
 
-    from ringspec.conformance.run.executor import close, opened
+    from ringspec.conformance.run.opening import close, opened
     from ringspec.conformance.target.project import target_or_default
     from ringspec.conformance.targets.reference import Reference
     from ringspec.recipes import recipe as recipe_of

@@ -9,10 +9,9 @@ from ringspec.cli.commands.check_run import check_can_shrink, check_destination,
 from ringspec.cli.shared import output
 from ringspec.cli.shared.progress import trying
 from ringspec.cli.views import reproduce as text
-from ringspec.cli.views.check import plain
 from ringspec.cli.views.shrink import describe
 from ringspec.conformance.report.report import make_header
-from ringspec.conformance.run.executor import close, opened
+from ringspec.conformance.run.opening import close, opened
 from ringspec.conformance.run.reproduce import reproduce
 from ringspec.conformance.target.project import target_or_default
 from ringspec.errors import OptionError
@@ -45,4 +44,4 @@ def run(words: tuple[str, ...], path: Path, shrink_time: float, timeout: float) 
         close(under_test)
     replace_file(path.absolute(), made.text.encode())
     replace_file(issue.absolute(), text.report(made, header, path.name).encode())
-    output.show(map(plain, [*made.output.splitlines(), f"written: {path} and {issue}"]))
+    output.show(map(output.printable, [*made.output.splitlines(), f"written: {path} and {issue}"]))

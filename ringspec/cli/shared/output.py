@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
@@ -20,6 +21,7 @@ from ringspec.conformance.report.records import FAILURES
 from ringspec.conformance.report.words import folded
 
 PLAIN_WIDTH = 80
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 FAILED = "|".join(FAILURES)
 # Parts of the text that have a style on a terminal: headings, cells without a visible pair, verdicts, outcomes.
 STYLES = (
@@ -112,3 +114,13 @@ def bands(
         lines = [f"{line}  {entry}" for line, entry in zip(lines, entries, strict=True)]
         used += 2 + size
     return [line.rstrip() for line in done + lines]
+
+
+def printable(text: str) -> str:
+    r"""Replace control characters and characters outside ASCII by escapes.
+
+    >>> printable("a\x1b[2Jb\u00e9")
+    'a\\x1b[2Jb\\xe9'
+    """
+    visible = CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return visible.encode("ascii", "backslashreplace").decode("ascii")

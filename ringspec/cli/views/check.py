@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections import Counter
@@ -26,17 +25,6 @@ MOST_FAILURES, MOST_DETAILED = 20, 100
 MOST_LINES = 30
 FEW_FINDINGS, ALL_FINDINGS = 2, 24
 FEW_EXPLAINED = 2
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def plain(text: str) -> str:
-    r"""Replace control characters and characters outside ASCII by escapes.
-
-    >>> plain("a\x1b[2Jb\u00e9")
-    'a\\x1b[2Jb\\xe9'
-    """
-    visible = CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-    return visible.encode("ascii", "backslashreplace").decode("ascii")
 
 
 def show_head(header: dict[str, Any], count: int) -> None:
@@ -53,7 +41,7 @@ def show_head(header: dict[str, Any], count: int) -> None:
         *computed_with(header["versions"], header["files"]),
         "",
     ]
-    output.show(map(plain, lines))
+    output.show(map(output.printable, lines))
 
 
 def computed_with(versions: dict[str, str], files: dict[str, str]) -> list[str]:
@@ -78,7 +66,7 @@ def show_first(readouts: Sequence[Record]) -> None:
     found = most_likely(readouts)
     if found and found["explanation"]:
         for line in found["explanation"]["sentences"]:
-            click.echo(plain(f"so far: {line}"), err=True)
+            click.echo(output.printable(f"so far: {line}"), err=True)
 
 
 def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
@@ -110,7 +98,7 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
         output.show([f"and {len(told) - most} more; --html or --report lists them all", ""])
     if alike:
         lines = shared_dtype_lines(alike, report.header["capabilities"].get("recipe"))
-        output.show([*map(plain, lines), ""])
+        output.show([*map(output.printable, lines), ""])
     show_unclaimed(report)
     if found and not explanation:
         show_diagnosis(found, report, told[:most])
@@ -119,7 +107,7 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     show_coverage(report.footer.get("coverage", {}))
     output.show(limit_lines(limits_of(report.records)))
     output.echo([report.footer["headline"]])  # one line, which programs read
-    output.echo(plain(f"{name}: {path}") for name, path in sorted(files.items()))
+    output.echo(output.printable(f"{name}: {path}") for name, path in sorted(files.items()))
 
 
 def with_one_example(records: Sequence[Record], explained: Sequence[str]) -> list[Record]:
@@ -141,13 +129,15 @@ def show_changed(header: dict[str, Any], footer: dict[str, Any]) -> None:
     last = first.merged(Installed(footer.get("versions", {}), footer.get("files", {})))
     names = [*footer.get("versions", {}), *footer.get("files", {})]
     output.show(
-        plain(f"the calls used {last.of(name)} instead of {first.of(name)}")
+        output.printable(f"the calls used {last.of(name)} instead of {first.of(name)}")
         for name in dict.fromkeys(names)
     )
 
 
 def show_record(record: Record, report: Report, details: bool) -> None:
-    lines = plain(record_text(record, ALL_FINDINGS if details else FEW_FINDINGS)).splitlines()
+    lines = output.printable(
+        record_text(record, ALL_FINDINGS if details else FEW_FINDINGS)
+    ).splitlines()
     if len(lines) > MOST_LINES:
         half = MOST_LINES // 2
         lines = [*lines[:half], f"  ... {len(lines) - 2 * half} lines ...", *lines[-half:]]
@@ -161,7 +151,7 @@ def show_record(record: Record, report: Report, details: bool) -> None:
         again = (
             [] if report.header["profile"] == "replay" else [f"  repeat it: {shlex.join(words)}"]
         )
-        output.echo([*map(plain, again), ""])
+        output.echo([*map(output.printable, again), ""])
 
 
 def worst_lines(record: Record) -> list[str]:
@@ -181,13 +171,13 @@ def show_diagnosis(found: dict[str, Any], report: Report, shown: Sequence[Record
     repeated = found["id"] is not None and found["of"] == 1
     if repeated and any((record.diagnosis or {}).get("id") == found["id"] for record in shown):
         return
-    output.show(map(plain, verdict_lines(found, report.header["target"]["spec"])))
+    output.show(map(output.printable, verdict_lines(found, report.header["target"]["spec"])))
 
 
 def show_coverage(coverage: dict[str, Any]) -> None:
     """Print which claims of the target were not tested, and how to test them."""
     lines = [coverage.get("untested_line", ""), *coverage.get("hints", ())]
-    output.show(plain(line) for line in lines if line)
+    output.show(output.printable(line) for line in lines if line)
 
 
 def show_unclaimed(report: Report) -> None:
@@ -197,4 +187,4 @@ def show_unclaimed(report: Report) -> None:
         listed = [f"{reason} ({count})" for reason, count in reasons.most_common(8)]
         other = len(reasons) - 8
         more = f"; {other} other reason{'' if other == 1 else 's'}" if other > 0 else ""
-        output.show([plain(f"not claimed: {'; '.join(listed)}{more}")])
+        output.show([output.printable(f"not claimed: {'; '.join(listed)}{more}")])

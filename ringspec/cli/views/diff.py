@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ringspec.cli.views.check import plain
+from ringspec.cli.shared import output
 from ringspec.conformance.report.diff import CaseChange, Change, Diff, FigureChange, beyond, ratio
 
 MOST = 20  # lines of one list
@@ -18,7 +18,8 @@ LONGEST = 60  # characters of the value of a claim
 def lines(found: Diff) -> list[str]:
     """Describe a comparison; lists are cut to 20 lines, and control characters are replaced."""
     return [
-        plain(line) for line in [*head(found), *cases(found), *verdicts(found), *figures(found)]
+        output.printable(line)
+        for line in [*head(found), *cases(found), *verdicts(found), *figures(found)]
     ]
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import threading
+from typing import TYPE_CHECKING
 
 from ringspec.cli.shared import output
-from ringspec.cli.views.check import plain
-from ringspec.conformance.readout.block_words import BLOCK, DENSE
-from ringspec.conformance.run.executor import close, opened
-from ringspec.conformance.run.explain import Explained, explain_target
+from ringspec.conformance.run.opening import close, opened
 from ringspec.conformance.target.project import target_or_default
 
+if TYPE_CHECKING:
+    from ringspec.conformance.run.explain import Explained
+
 NOTHING = 3
+EXPLAIN = "ringspec.conformance.run.explain"
 
 
 def run(target: str | None, timeout: float, as_json: bool) -> None:
@@ -20,15 +24,19 @@ def run(target: str | None, timeout: float, as_json: bool) -> None:
     Ends the program with exit code 1 if the target computes something wrong, and with 3 if nothing can be inferred.
     """
     spec = target_or_default(target)
+    # This module takes as long to load as the target's process takes to start.
+    threading.Thread(target=importlib.import_module, args=(EXPLAIN,), daemon=True).start()
     found = opened(spec, timeout or None, here=not timeout)
     try:
+        from ringspec.conformance.run.explain import explain_target
+
         name, told = found.name, explain_target(found)
     finally:
         close(found)
     if as_json:
         output.show_json({"target": {"name": name, "spec": spec}, **told.as_dict()})
     else:
-        output.show(map(plain, lines(name, spec, told)))
+        output.show(map(output.printable, lines(name, spec, told)))
     if not told.right:
         sys.exit(1 if told.runs else NOTHING)
 
@@ -63,6 +71,8 @@ def lines(name: str, spec: str, told: Explained) -> list[str]:
 
 def read_with(told: Explained) -> list[str]:
     """Say which problems were run: in a ring, or as blocks."""
+    from ringspec.conformance.readout.block_words import BLOCK, DENSE
+
     ids = [one.problem.id for one in told.runs]
     if told.made_of == BLOCK:
         alone = [x.removeprefix("block/") for x in ids if x.startswith("block/")]

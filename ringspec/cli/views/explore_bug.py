@@ -46,7 +46,6 @@ from ringspec.rings.layouts import make_layout
 from ringspec.spec.online_softmax import start
 from ringspec.spec.worker import Side, names_of
 
-BUG_WORKERS, BUG_TOKENS = 4, 24
 # The page shows the first of these in which the bug changes a result. Gathered keys are not a ring.
 MASKS = ("causal", "window", "documents", "none")
 CIRCULATIONS = ("kv", "q")

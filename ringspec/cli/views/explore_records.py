@@ -41,6 +41,7 @@ DECIMALS = 4
 WORKERS = (2, 3, 4, 8)
 # The shortest length that every layout can distribute over each of these numbers of workers.
 TOKENS = 48
+BUG_WORKERS, BUG_TOKENS = 4, 24  # of a ring with a known bug
 MOST_WORKERS, MOST_TOKENS = 8, 48
 LAYOUTS = ("contiguous", "striped", "zigzag")
 PASSES = ("forward", "backward")

@@ -10,9 +10,9 @@ from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.case import run_case
-from ringspec.conformance.run.executor import close, opened
 from ringspec.conformance.run.expected import Expectation, read_expected
 from ringspec.conformance.run.load import asked_of
+from ringspec.conformance.run.opening import close, opened
 from ringspec.conformance.run.suite import selected
 from ringspec.conformance.target.project import target_or_default
 from ringspec.conformance.target.protocol import Target

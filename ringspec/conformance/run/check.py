@@ -12,7 +12,7 @@ from ringspec.conformance.report.records import Record
 from ringspec.conformance.report.report import headline
 from ringspec.conformance.report.shared import shared_dtype_lines, with_shared_dtype
 from ringspec.conformance.report.words import folded, record_text, verdict_lines
-from ringspec.conformance.run.executor import close, opened
+from ringspec.conformance.run.opening import close, opened
 from ringspec.conformance.run.suite import Progress, Summary, run
 from ringspec.conformance.target.protocol import Target
 

@@ -40,8 +40,8 @@ from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
 # What the searches in all problems may do together, in evaluations; about 4 s. The searches of a problem get what
-# those of earlier problems left, but at least this part of their usual work.
-EVALUATIONS_OF_ALL, LEAST_SHARE = 24_000.0, 0.1
+# those of earlier problems left, but at least LEAST.
+EVALUATIONS_OF_ALL, LEAST = 24_000.0, 1_000.0
 BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
 
 
@@ -208,7 +208,7 @@ def runs_of(target: Target, problems: Iterable[Problem], earlier: Sequence[Run] 
         if special and any(run.reading is not None and not run.right for run in made):
             break
         readings = [run.reading for run in (*earlier, *made) if run.reading]
-        share = max(LEAST_SHARE, min(1.0, left / EVALUATIONS))
+        share = min(1.0, max(LEAST, left) / EVALUATIONS)
         made.append(run_problem(target, problem, readings, share))
         reading = made[-1].reading
         left -= reading.evaluations if reading else 0

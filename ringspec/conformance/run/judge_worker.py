@@ -16,7 +16,7 @@ from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.report import case_line
 from ringspec.conformance.run.case import run_case
-from ringspec.conformance.run.executor import opened
+from ringspec.conformance.run.opening import opened
 from ringspec.conformance.target.declared import check_name
 from ringspec.errors import RingspecError
 
