@@ -115,6 +115,12 @@ PACKAGES = {
         "a ring whose workers are MPI ranks",
         ("ringspec", "ringspec.problem", "ringspec.rings", "ringspec.spec", "ground"),
     ),
+    "ringspec.layouts": Package(
+        2,
+        3,
+        "layouts for context parallelism as exact integers, for use alone",
+        ("ringspec.rings", "ringspec.spec"),
+    ),
     "ringspec.interfaces": Package(
         3,
         3,

@@ -204,6 +204,26 @@ LAYOUTS = {
     "LAYOUT-7": formula(
         r"Y_{b, h, \, t \ \mathrm{mod}\ 128, \, \lfloor t / 128 \rfloor} = \mathrm{lse}_{b, h, t}"
     ),
+    "LAYOUT-8": formula(
+        r"T_{r} = [\, f_0 + Z^{(0)}_{r}, \ f_1 + Z^{(1)}_{r}, \ \ldots \,], \quad c_d = N_d / (2W)",
+        where="Document d has L_d tokens from token f_d on, in N_d slots; Z^(d) is the table of LAYOUT-3 with chunks of c_d. "
+        "Entries of Z^(d) from L_d on are padding, -1.",
+    ),
+    "LAYOUT-9": formula(
+        r"r = \lfloor i / I \rfloor \ \mathrm{mod}\ W, \quad t = \lfloor i / (W I) \rfloor \, I + i \ \mathrm{mod}\ I",
+        where="i is the offset of a token in its document, r its worker and t its slot in the document's slots.",
+    ),
+    "LAYOUT-10": formula(
+        r"L_r(n) = \lfloor n / (W I) \rfloor \, I + \min(\max(n \ \mathrm{mod}\ (W I) - r I, \ 0), \ I)"
+    ),
+    "LAYOUT-11": formula(
+        r"\mathrm{position}(x) = x - f_d + \mathrm{prefix}_d",
+        where="Token x belongs to document d, which begins with token f_d.",
+    ),
+    "LAYOUT-12": formula(r"C_{r,d} = |\{t : 0 \leq T_{r,t} < f_d\}|"),
+    "LAYOUT-13": formula(
+        r"\mathrm{visible}_r(p) = |\{i : \lfloor i / I \rfloor \ \mathrm{mod}\ W = r, \ i \leq p\}| = L_r(p + 1)"
+    ),
 }
 
 RING = {

@@ -267,6 +267,12 @@ def about_rule(rule: Rule) -> str:
 def golden_cases(rule: str) -> str:
     """Links to the first cases, and the command that lists the others."""
     cases = rule_index.cases_of(rule)
+    if not cases:
+        named = rule_index.layout_cases_of(rule)
+        shown = ", ".join(f"``{id}``" for id in named[:MOST_CASES])
+        return (
+            f"none; cases of the operation ``layout``: {shown}, and {len(named) - MOST_CASES} more"
+        )
     shown = ", ".join(f":ref:`{id} <{id}>`" for id in cases[:MOST_CASES])
     more = len(cases) - MOST_CASES
     return (

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from ringspec.conformance.cases.profiles import run_cases
 from ringspec.spec.rules import RULES, Rule
 from ringspec.vectors import open_set
 
@@ -148,6 +149,12 @@ def strings_of(node: ast.expr, constants: dict[str, ast.expr]) -> set[str]:
 def cases_of(rule: str) -> list[str]:
     """Golden cases of the core set that cover the rule, in their order."""
     return [id for id, rules in rules_of_cases().items() if rule in rules]
+
+
+@cache
+def layout_cases_of(rule: str) -> list[str]:
+    """Cases of the operation ``layout`` that cover the rule, in their order; the core set has none of them."""
+    return [case.id for case in run_cases("layouts") if rule in case.rules]
 
 
 @cache

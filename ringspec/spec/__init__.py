@@ -9,7 +9,7 @@
 7. ``dense_backward``  the gradient of dense attention: the definition of dq, dk, dv, dsinks, dbias [BWD]
 8. ``online_softmax``  the running state (m, l, o): start, absorb a tile, merge two states, finish [SOFT]
 9. ``block``           queries of one worker against keys of one worker, forward and backward [BWD-10, BWD-11]
-10. ``layout``         which worker holds which token [LAYOUT], and how kernels store lse in tiles [LAYOUT-7]
+10. ``layout``         which worker holds which token, and how kernels store lse in tiles [LAYOUT]
 11. ``schedule``       who sends what to whom, as data [RING]
 12. ``worker``         what one worker holds, receives and sends
 13. ``ring_forward``   the forward pass of one worker

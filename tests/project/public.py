@@ -60,6 +60,7 @@ WHOLE = (
     "ringspec.formats",
     "ringspec.interfaces.ejkernel",
     "ringspec.interfaces.nkilib",
+    "ringspec.layouts",
     "ringspec.plan",
     "ringspec.recipes",
     "ringspec.render",

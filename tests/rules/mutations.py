@@ -270,6 +270,42 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
         "    return lse.reshape(batch, heads, TILE_ROWS, length // TILE_ROWS).copy()",
     ),
     (
+        "LAYOUT-8",
+        "spec/layout.py",
+        "        parts.append(np.where(slots < stop - first, first + slots, -1))",
+        "        parts.append(np.where(slots <= stop - first, first + slots, -1))",
+    ),
+    (
+        "LAYOUT-9",
+        "spec/layout.py",
+        "        owner = offset // interleave % workers",
+        "        owner = offset % workers",
+    ),
+    (
+        "LAYOUT-10",
+        "spec/layout.py",
+        "    return rounds * interleave + min(max(rest - worker * interleave, 0), interleave)",
+        "    return rounds * interleave + rest // workers",
+    ),
+    (
+        "LAYOUT-11",
+        "spec/layout.py",
+        "    return np.where(table < 0, -1, offset)",
+        "    return np.where(table < 0, -1, table)",
+    ),
+    (
+        "LAYOUT-12",
+        "spec/layout.py",
+        "    counts = [[((row >= 0) & (row < start)).sum() for start in cu_seqlens] for row in table]",
+        "    counts = [[(row < start).sum() for start in cu_seqlens] for row in table]",
+    ),
+    (
+        "LAYOUT-13",
+        "spec/layout.py",
+        "    return interleaved_length(position + 1, worker, workers, interleave)",
+        "    return interleaved_length(position, worker, workers, interleave)",
+    ),
+    (
         "RING-1",
         "spec/schedule.py",
         "    return (worker - direction * step) % workers",

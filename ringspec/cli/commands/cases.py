@@ -67,12 +67,13 @@ def write_command(
     """
     from ringspec.cli.shared import output
     from ringspec.cli.shared.progress import counting
-    from ringspec.conformance.cases.profiles import run_cases
+    from ringspec.conformance.cases.profiles import cases_for, run_cases
     from ringspec.conformance.cases.write import write_cases
     from ringspec.conformance.run.suite import selected
 
     claims = None if claims_file is None else read_claims(claims_file)
-    cases = selected(run_cases(profile), only)
+    every = run_cases(profile) if claims is None else cases_for(profile, claims.capabilities)
+    cases = selected(every, only)
     with counting("written", wanted=not as_json) as progress:
         written = write_cases(
             directory, cases, profile=profile, only=only, claims=claims, progress=progress

@@ -20,7 +20,7 @@ from ringspec.cli.shared.progress import counting, trying
 from ringspec.cli.views import check as check_text
 from ringspec.cli.views import shrink as shrink_text
 from ringspec.conformance.cases.model import PROFILES, RunCase
-from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.cases.profiles import cases_for, run_cases
 from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.junit import junit
 from ringspec.conformance.report.limits import limits_of
@@ -170,12 +170,16 @@ def perform(
     wanted: Files = {name: path for name, path in files.items() if path is not None}
     for path in wanted.values():
         check_destination(path)
-    selected(cases, options.get("only"))  # a wrong pattern is refused before the target is loaded
+    selected(
+        [*cases, *run_cases("layouts")], options.get("only")
+    )  # a wrong pattern is refused before the target is loaded
     timeout = options.get("timeout")
     # A debugger requires the target in this process, and the terminal to itself.
     debugged = timeout is None and options.get("jobs", 1) == 1
     target = opened(spec, timeout, here=debugged)
     try:
+        if profile != "replay":
+            cases = cases_for(profile, target.capabilities)
         if sharp is not None:
             cases = sharpened(cases, options, target, spec, sharp)
         chosen = selected(cases, options.get("only"))

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from ringspec import strictjson
 from ringspec.conformance.target.capabilities import Capabilities, capabilities_from
 from ringspec.conformance.target.protocol import (
+    INTEGERS,
     RESULTS,
     TABLES,
     Call,
@@ -172,10 +173,9 @@ def read_result(root: Path, name: str, call: Call) -> Result:
     """
     tensors = stored(root, name, most_bytes(call))
     for key in tensors:
-        if key not in RESULTS:
-            raise Garbage(
-                f"unknown tensor {shown(key)} in the result; expected {', '.join(RESULTS)}"
-            )
+        if key not in (*RESULTS, *INTEGERS):
+            expected = ", ".join(RESULTS if call.operation != "layout" else INTEGERS)
+            raise Garbage(f"unknown tensor {shown(key)} in the result; expected {expected}")
     return Result(**{key: workers_of(array, call.workers) for key, array in tensors.items()})
 
 

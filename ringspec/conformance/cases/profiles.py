@@ -5,6 +5,7 @@ from __future__ import annotations
 from ringspec.conformance.cases import (
     edges,
     golden,
+    layouts,
     noise,
     pairs,
     probes,
@@ -14,9 +15,12 @@ from ringspec.conformance.cases import (
     sharp,
 )
 from ringspec.conformance.cases.model import PROFILES, RunCase
+from ringspec.conformance.target.capabilities import INTEGER_OPERATIONS, Capabilities
 from ringspec.conformance.target.declared import check_name
 
-__all__ = ["run_cases"]
+__all__ = ["cases_for", "run_cases"]
+
+WITH_LAYOUTS = ("smoke", "core", "full")
 
 
 def run_cases(profile: str = "core") -> list[RunCase]:
@@ -25,14 +29,27 @@ def run_cases(profile: str = "core") -> list[RunCase]:
     Readouts come first, because they say most about a fault: their results show the weight of each query and key.
     Probes (cases with very simple inputs), golden vectors, properties, pairs of features and edges follow. Noise cases,
     which test the statistics of rounding errors, come last; 'smoke' has none. 'noise' has only the noise cases, and
-    'seeds' only random inputs. 'sharp' has only larger noise cases; a run with ``--sharp`` adds one of them. Raises
-    OptionError for another name.
+    'seeds' only random inputs. 'sharp' has only larger noise cases; a run with ``--sharp`` adds one of them. 'layouts' has
+    only cases of the operation 'layout', which :func:`cases_for` adds. Raises OptionError for another name.
     """
     check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":
         return list(random_seeds.cases())
     if profile == "sharp":
         return list(sharp.cases())
+    if profile == "layouts":
+        return layouts.cases()
     parts = () if profile == "noise" else (readout, probes, golden, properties, pairs, edges)
     found = [case for part in parts for case in part.cases(profile)]
     return found if profile == "smoke" else [*found, *noise.cases()]
+
+
+def cases_for(profile: str, claims: Capabilities) -> list[RunCase]:
+    """Return all cases of a profile for a target: :func:`run_cases`, and those of layouts if it claims one of them.
+
+    >>> len(cases_for("smoke", Capabilities())) == len(run_cases("smoke"))
+    True
+    """
+    found = run_cases(profile)
+    integers = any(name in INTEGER_OPERATIONS for name in claims.operations)
+    return [*found, *layouts.cases()] if integers and profile in WITH_LAYOUTS else found

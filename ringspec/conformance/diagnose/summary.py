@@ -23,6 +23,7 @@ import numpy as np
 from ringspec.conformance.cases.model import Outputs, RunCase
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.candidates import Suspect
+from ringspec.conformance.diagnose.layouts import diagnosed_layout
 from ringspec.conformance.diagnose.localise import ORDER, localise
 from ringspec.conformance.diagnose.match import diagnose, pairs_of
 from ringspec.conformance.diagnose.mutants import MUTANTS, run_mutant
@@ -79,6 +80,8 @@ class Diagnoser:
 
         ``findings``: the comparison of each tensor with the truth.
         """
+        if calls[0].operation == "layout":
+            return diagnosed_layout(calls, outputs)
         try:
             problem = readout_problem(case.id, claims)
             if problem is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringspec.conformance.cases.model import RunCase
-from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.cases.profiles import cases_for
 from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.case import run_case
@@ -49,10 +49,10 @@ def start(
     """Load the target and its cases. Raises :class:`~ringspec.errors.RingspecError` for bad input."""
     spec = target_or_default(target)
     chosen, only = asked_of(spec, profile)
-    cases = selected(run_cases(chosen), only or None)
     expected = {} if expected_failures is None else read_expected(Path(expected_failures))
     limit = seconds(timeout)
     loaded = opened(spec, limit, here=limit is None)
+    cases = selected(cases_for(chosen, loaded.capabilities), only or None)
     return PytestRun(spec, loaded, cases, Expectation(expected, loaded, cases))
 
 

@@ -124,6 +124,11 @@ def used_by(needs: Mapping[str, Any], calls: Iterable[Call]) -> dict[str, list[A
 
 def values_of(call: Call) -> Iterable[tuple[str, Any]]:
     """Yield (kind of claim, value) for each value that a call uses; masks and features are left out."""
+    if call.operation == "layout":
+        yield from (("operations", f"layout-{one}") for one in call.passes)
+        yield "workers", call.workers
+        yield "layouts", call.layout
+        return
     yield "formats", call.formats["inputs"]
     yield "formats", call.formats["outputs"]
     if call.operation == "merge":
@@ -157,18 +162,20 @@ def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
     """
     most = max(claims.workers or (3,))
     ring = any(name.startswith("ring-") for name in claims.operations)
+    integers = any(name.startswith("layout-") for name in claims.operations)
+    floats = any(not name.startswith("layout-") for name in claims.operations)
     circulations = claims.circulations
     if circulations is None:
         backward = "ring-backward" in claims.operations
         circulations = tuple(one for one in CIRCULATIONS if one != "q" or backward)
     named = {
         "operations": claims.operations,
-        "workers": claims.workers if ring else None,
-        "layouts": claims.layouts if ring and most >= 2 else None,
+        "workers": claims.workers if ring or integers else None,
+        "layouts": claims.layouts if (ring or integers) and most >= 2 else None,
         "circulations": circulations if ring and most >= 2 else None,
         "directions": (claims.directions or DIRECTIONS) if ring and most >= 3 else None,
-        "formats": claims.formats,
-        "masks": claims.masks,
+        "formats": claims.formats if floats else None,
+        "masks": claims.masks if floats else None,
         "features": claims.features,
         "head_ratios": claims.head_ratios,
     }

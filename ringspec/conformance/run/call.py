@@ -28,6 +28,7 @@ from ringspec.conformance.target.conventions import (
 )
 from ringspec.conformance.target.declared import declared_recipe
 from ringspec.conformance.target.protocol import (
+    INTEGERS,
     RESULTS,
     Call,
     Crashed,
@@ -41,7 +42,7 @@ from ringspec.conformance.target.protocol import (
     Target,
     TimedOut,
 )
-from ringspec.conformance.target.results import Due, due_of, fingerprint
+from ringspec.conformance.target.results import INTEGER, Due, due_of, fingerprint
 from ringspec.errors import DtypeError, shown
 from ringspec.formats import name_of
 
@@ -148,13 +149,16 @@ def outputs_of(result: Result, call: Call, claims: Capabilities) -> dict[str, Pe
     outputs: dict[str, PerWorker] = {}
     faults: list[tuple[str, Finding, str]] = []
     expected = due_of(call)
-    unasked = [name for name in RESULTS if name not in expected and given(result, name)]
+    unasked = [
+        name for name in (*RESULTS, *INTEGERS) if name not in expected and given(result, name)
+    ]
     if unasked:
         passes = " and ".join(call.passes)
         text = f"{', '.join(unasked)} returned, but not requested ({call.operation}, {passes})"
         raise Stop("garbage", f"{text}; leave it out or return None")
     axes = "BHSD" if call.operation == "merge" else claims.axes
-    recipe = declared_recipe(claims.recipe, call.formats["inputs"])
+    floats = call.operation != "layout"
+    recipe = declared_recipe(claims.recipe, call.formats["inputs"]) if floats else None
     for name, due in expected.items():
         if name == "lse" and claims.lse == "hidden":
             continue
@@ -214,6 +218,8 @@ def fault_of(
     wanted = shape_seen(name, due.shapes[worker], axes)
     if x.shape != wanted:
         return "wrong shape", f"{name} of worker {worker} has shape {x.shape}, expected {wanted}"
+    if INTEGER in formats and x.dtype.kind in "iu":
+        return None
     if name_of(x.dtype) not in formats:
         expected = " or ".join(dict.fromkeys(formats))
         return "wrong dtype", dtype_fault(name, worker, str(x.dtype), expected)

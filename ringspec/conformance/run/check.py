@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.cases.profiles import cases_for
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.report.report import headline
@@ -109,11 +109,12 @@ def check(
     (True, True)
     """
     options: dict[str, Any] = {"only": only, "timeout": timeout, "progress": progress}
-    cases = run_cases(profile)
     if not isinstance(target, str):
+        cases = cases_for(profile, target.capabilities)
         return Checked(run(target, cases, **options, diagnose=Diagnoser()))
     found = opened(target, timeout, here=timeout is None)
     try:
+        cases = cases_for(profile, found.capabilities)
         return Checked(run(found, cases, **options, diagnose=Diagnoser()))
     finally:
         close(found)

@@ -30,7 +30,7 @@ def main() -> None:
     request = control.next()
     diagnoser = Diagnoser() if setup["diagnose"] else None
     try:
-        known = (*run_cases(setup["profile"]), *run_cases("sharp"))
+        known = (*run_cases(setup["profile"]), *run_cases("sharp"), *run_cases("layouts"))
         cases = {case.id: case for case in known}
         target = opened(setup["spec"], setup["timeout"])
         while True:

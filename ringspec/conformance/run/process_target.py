@@ -32,7 +32,7 @@ from ringspec.conformance.adapters.wire import Claims, most_bytes, stored
 from ringspec.conformance.report.records import FAILURES
 from ringspec.conformance.run.call import Stop
 from ringspec.conformance.target.capabilities import Capabilities
-from ringspec.conformance.target.protocol import RESULTS, Call, Failed, Garbage, Result
+from ringspec.conformance.target.protocol import INTEGERS, RESULTS, Call, Failed, Garbage, Result
 from ringspec.conformance.target.versions import Installed
 from ringspec.errors import OptionError, shown
 
@@ -142,7 +142,7 @@ def check_form(answer: Answer, call: Call) -> None:
         listed = answer.get("results")
         right = answer.get("kind") == "result" and "printed" in answer and isinstance(listed, dict)
         right = right and all(
-            name in RESULTS and (said is None or isinstance(said, list))
+            name in (*RESULTS, *INTEGERS) and (said is None or isinstance(said, list))
             for name, said in answer["results"].items()
         )
     if not right or answer.get("id") != call.id:

@@ -19,7 +19,7 @@ from ringspec.conformance.adapters.control import Message, refusal, take_control
 from ringspec.conformance.adapters.wire import call_from, line_of, most_bytes, plain
 from ringspec.conformance.run.call import MOST_LOG, Stop, arrays_of, ask
 from ringspec.conformance.run.load import load_target
-from ringspec.conformance.target.protocol import RESULTS, Call, Result, Target
+from ringspec.conformance.target.protocol import INTEGERS, RESULTS, Call, Result, Target
 from ringspec.conformance.target.provenance import computed_with, said_by
 from ringspec.errors import OptionError, RingspecError
 from ringspec.tensorfile import DTYPES, MAX_HEADER, read_tensors, write_tensors
@@ -95,10 +95,11 @@ def described(result: Result, call: Call) -> tuple[dict[str, NDArray], Message]:
     asked = (RESULTS[:2] if "forward" in call.passes else ()) + (
         RESULTS[2:] if "backward" in call.passes else ()
     )
+    asked = call.passes if call.operation == "layout" else asked
     tensors: dict[str, NDArray] = {}
     results: Message = {}
     room = most_bytes(call) - MAX_HEADER
-    for name in RESULTS:
+    for name in (*RESULTS, *INTEGERS):
         arrays = arrays_of(getattr(result, name), name)
         arrays = None if arrays is None else arrays[: call.workers + 1]
         results[name] = None if arrays is None else [form_of(x) for x in arrays]

@@ -18,7 +18,16 @@ from ringspec.errors import OptionError, shown
 __all__ = ["Capabilities", "capabilities_from", "why_not"]
 
 OPERATIONS = ("ring-forward", "ring-backward", "block-forward", "block-backward", "merge")
+INTEGER_OPERATIONS = (
+    "layout-table",
+    "layout-positions",
+    "layout-lengths",
+    "layout-cu_seqlens",
+    "layout-visible",
+)
+"""The results of the operation ``layout``, which has integers in and out; a ring does not claim them."""
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document", "table")
+DOCUMENT_LAYOUTS = ("zigzag_padded", "contiguous_padded", "striped_padded", "interleaved")
 CIRCULATIONS = ("kv", "q", "gather")
 MASKS = ("causal", "window", "documents", "segments", "bounds", "dense", "bias-minus-infinity")
 FEATURES = (
@@ -36,13 +45,14 @@ FEATURES = (
     "empty-rows",
     "padding-slots",
 )
+DOCUMENT_FEATURES = ("prefix",)
 FORMATS = ("bfloat16", "float16", "float32", "float64")
 NAMES: dict[str, Any] = {
-    "operations": OPERATIONS,
-    "layouts": LAYOUTS,
+    "operations": OPERATIONS + INTEGER_OPERATIONS,
+    "layouts": LAYOUTS + DOCUMENT_LAYOUTS,
     "circulations": CIRCULATIONS,
     "masks": MASKS,
-    "features": FEATURES,
+    "features": FEATURES + DOCUMENT_FEATURES,
     "formats": FORMATS,
 }
 CONVENTIONS = {

@@ -33,6 +33,7 @@ __all__ = [
 
 PerWorker = tuple[NDArray, ...]
 RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
+INTEGERS = ("table", "positions", "lengths", "cu_seqlens", "visible")
 TABLES = ("index_q", "index_k", "position_q", "position_k")
 
 
@@ -40,8 +41,9 @@ TABLES = ("index_q", "index_k", "position_q", "position_k")
 class Call:
     """One computation that a target is asked to do; ``id`` is the id of the case that makes the call.
 
-    ``operation``    'ring', 'block' (one worker's queries against one block of keys), 'merge' (of partial results)
-    ``passes``       ('forward',), ('forward', 'backward') or ('backward',)
+    ``operation``    'ring', 'block' (one worker's queries against one block of keys), 'merge' (of partial results),
+                     'layout' (integers of a layout: no tensors, no formats)
+    ``passes``       ('forward',), ('forward', 'backward') or ('backward',); for 'layout', the names of the results
     ``workers``      W; 1 for block and merge
     ``layout``       the layout's name; ``index_q``, ``index_k`` int64 [W, n]: token in each slot, -1 for padding;
                      ``position_q``, ``position_k`` int64 [W, 1|B, n]: the tokens' global positions
@@ -49,7 +51,8 @@ class Call:
     ``direction``    1 if worker r sends to r + 1, -1 if it sends to r - 1
     ``terms``        plain values: ``scale`` in every ring and block; ``causal``, ``window`` (left,
                      right), ``softcap``, ``dropout_p``, ``dropout_seed``, ``q_offset``,
-                     ``cu_seqlens``, ``cu_seqlens_k`` if they are not the default
+                     ``cu_seqlens``, ``cu_seqlens_k`` if they are not the default. 'layout': ``cu_seqlens`` always,
+                     ``cu_seqlens_padded``, ``interleave``, ``prefix``, ``queries`` if the layout or result needs them
     ``formats``      names of formats: ``inputs``, ``outputs``, ``statistics``
     ``tensors``      maps each name to one array per worker, in storage dtypes. q [B, H, n, D], k [B, Hkv, n, D],
                      v [B, Hkv, n, Dv]; for a backward pass dy [B, H, n, Dv] and optionally dlse [B, H, n];
@@ -86,6 +89,9 @@ class Result:
 
     o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D], dk [B, Hkv, n, D], dv [B, Hkv, n, Dv]; ``dsinks``
     [H, N] and ``dbias`` are each worker's sums over its query rows. Padding slots are not compared.
+    The operation 'layout' has integers of any integer dtype: ``table`` [n], token in each slot, -1 for padding;
+    ``positions`` [n]; ``lengths`` [N] of the documents on this worker; ``cu_seqlens`` [N + 1]; ``visible`` [N, Q], keys
+    of this worker that the last Q tokens of each document see.
     ``states``: any data that a target records in each step; they are not compared.
     """
 
@@ -96,6 +102,11 @@ class Result:
     dv: Sequence[Any] | None = None
     dsinks: Sequence[Any] | None = None
     dbias: Sequence[Any] | None = None
+    table: Sequence[Any] | None = None
+    positions: Sequence[Any] | None = None
+    lengths: Sequence[Any] | None = None
+    cu_seqlens: Sequence[Any] | None = None
+    visible: Sequence[Any] | None = None
     states: Any = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.target.protocol import Call, PerWorker
 from ringspec.formats import format_of
+
+INTEGER = "integer"  # stands for every integer dtype
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,10 @@ def due_of(call: Call) -> dict[str, Due]:
 
     lse is included even if the target does not return it.
     """
+    if call.operation == "layout":
+        return {
+            name: Due((integers_shape(call, name),) * call.workers, INTEGER) for name in call.passes
+        }
     outputs, statistics = call.formats["outputs"], call.formats["statistics"]
     if call.operation == "merge":
         _, *rest = call.worker("parts_o", 0).shape
@@ -44,6 +51,30 @@ def due_of(call: Call) -> dict[str, Due]:
         if "bias" in call.tensors:
             due["dbias"] = Due(tuple(x.shape for x in call.tensors["bias"]), outputs)
     return due
+
+
+def integers_shape(call: Call, name: str) -> tuple[int, ...]:
+    """Return the shape of a result of the operation 'layout' on each worker."""
+    starts = call.terms["cu_seqlens"]
+    documents = len(starts) - 1
+    if name in ("table", "positions"):
+        return (slots_of_layout(call),)
+    return {
+        "lengths": (documents,),
+        "cu_seqlens": (documents + 1,),
+        "visible": (documents, call.terms.get("queries", 1)),
+    }[name]
+
+
+def slots_of_layout(call: Call) -> int:
+    """Return the number of slots of one worker: the share of the padded pack, or of worker 0 if interleaved."""
+    if "cu_seqlens_padded" in call.terms:
+        return int(call.terms["cu_seqlens_padded"][-1]) // call.workers
+    starts, each = call.terms["cu_seqlens"], call.terms["interleave"]
+    lengths = [stop - first for first, stop in itertools.pairwise(starts)]
+    return sum(
+        n // (each * call.workers) * each + min(n % (each * call.workers), each) for n in lengths
+    )
 
 
 def frozen(arrays: Iterable[NDArray]) -> PerWorker:
