@@ -25,41 +25,60 @@ Flow = list[tuple[int, int, Shard]]
 
 
 def derived_kind(shards: Sequence[Shard], transfer: Transfer, mesh: Mesh) -> str:
-    """Return the name of the operation that turns ``shards`` into ``transfer.to``; several names if groups differ."""
-    kinds = {kind_of_group(shards, transfer, mesh, group) for group in mesh.groups(transfer.axis)}
-    if len(kinds) > 1:
-        kinds.discard("local")
-    return " or ".join(sorted(kinds))
+    """Return the name of the operation that turns ``shards`` into ``transfer.to``.
+
+    Tokens that end on one rank of a group, and tokens that end on several, are two operations, as for text beside sharded
+    tokens: their names are joined by ' + '.
+    """
+    names: set[str] = set()
+    for group in mesh.groups(transfer.axis):
+        flow = [
+            (source, target, moving(shard, transfer.tokens))
+            for target in group
+            for source, shard in pieces_for(target, shards, transfer, mesh)
+        ]
+        held = {r: moving(shards[r], transfer.tokens) for r in group}
+        classes: dict[int, list[int]] = {}
+        for token, count in Counter(t for r in group for t in wanted(transfer, r)).items():
+            classes.setdefault(count, []).append(token)
+        for tokens in classes.values():
+            part = [(source, target, moving(shard, tokens)) for source, target, shard in flow]
+            own = {r: moving(shard, tokens) for r, shard in held.items()}
+            names.add(
+                kind_of_flow([piece for piece in part if piece[2].cells], own, transfer.thing)
+            )
+    if len(names) > 1:
+        names.discard("local")
+    return " + ".join(sorted(names)) or "local"
 
 
-def kind_of_group(
-    shards: Sequence[Shard], transfer: Transfer, mesh: Mesh, group: tuple[int, ...]
-) -> str:
-    """Return the name of what one group does in a transfer."""
-    flow: Flow = [
-        (source, target, moving(shard, transfer))
-        for target in group
-        for source, shard in pieces_for(target, shards, transfer, mesh)
-    ]
-    flow = [piece for piece in flow if piece[2].real]
-    if transfer.thing not in INPUTS:
+def wanted(transfer: Transfer, rank: int) -> tuple[int, ...]:
+    """Return the tokens that take part in a transfer and that a rank holds afterwards."""
+    return moving(transfer.to.shards[rank], transfer.tokens).real
+
+
+def kind_of_flow(flow: Flow, held: dict[int, Shard], thing: str) -> str:
+    """Return the name of what a group does with some tokens; ``held`` is what each rank of the group had of them."""
+    if thing not in INPUTS:
         targets = targets_of_joined_cells(flow)
         if targets:
-            return "all_reduce" if max(targets) == len(group) > 1 else "reduce_scatter"
+            return "all_reduce" if max(targets) == len(held) > 1 else "reduce_scatter"
     if all(source == target for source, target, _ in flow):
         return "local"
-    if all_get_everything(flow, shards, transfer, group):
+    everything = {cell for shard in held.values() for cell in shard.cells}
+    got = {r: {cell for _, to, shard in flow if to == r for cell in shard.cells} for r in held}
+    if all(cells == everything for cells in got.values()):
         return "all_gather"
     sources, arrivals = (Counter(piece[end] for piece in flow) for end in (0, 1))
     one_each = max(sources.values()) == max(arrivals.values()) == 1
     return "permute" if one_each else "all_to_all"
 
 
-def moving(shard: Shard, transfer: Transfer) -> Shard:
-    """Return the part of a shard that takes part in a transfer."""
-    if transfer.tokens is None:
+def moving(shard: Shard, tokens: Sequence[int] | None) -> Shard:
+    """Return the part of a shard with these tokens; None: all of it."""
+    if tokens is None:
         return shard
-    part = set(transfer.tokens)
+    part = set(tokens)
     return Shard(tuple(token for token in shard.tokens if token in part), shard.heads)
 
 
@@ -71,14 +90,3 @@ def targets_of_joined_cells(flow: Flow) -> set[int]:
     joined = {cell for (_, cell), count in arrivals.items() if count > 1}
     targets = Counter(cell for _, cell in arrivals if cell in joined)
     return set(targets.values())
-
-
-def all_get_everything(
-    flow: Flow, shards: Sequence[Shard], transfer: Transfer, group: tuple[int, ...]
-) -> bool:
-    """Return whether every rank of a group has, afterwards, everything that all ranks of the group had."""
-    everything = {cell for r in group for cell in moving(shards[r], transfer).cells}
-    return all(
-        everything == {cell for _, target, shard in flow if target == r for cell in shard.cells}
-        for r in group
-    )

@@ -56,6 +56,8 @@ class Mesh:
     def moved(self, rank: int, axis: str, hops: int) -> int:
         """Return the rank that is ``hops`` further along ``axis``, round the ring of this axis."""
         here = self.coordinate(rank, axis)
+        if axis not in self.names:
+            return rank
         return rank + ((here + hops) % self.size(axis) - here) * self.stride(axis)
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:

@@ -87,7 +87,11 @@ def malformed(scheme: Scheme) -> list[Defect]:
                     defects.append(Defect("malformed", phase, text, None, None, number))
             for one in step.transfers:
                 known = one.thing in INPUTS + results and one.axis in scheme.mesh.names
-                if not known or one.kind not in KINDS or one.order not in ORDERS:
+                if (
+                    not known
+                    or not set(one.kind.split(" + ")) <= set(KINDS)
+                    or one.order not in ORDERS
+                ):
                     text = (
                         f"a {one.kind!r} of {one.thing!r} along {one.axis!r}, order {one.order!r}"
                     )
