@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -14,6 +15,7 @@ from ringspec.problem.model import Array, Booleans, Problem
 from ringspec.problem.options import Options, check, check_gradients, takes_options
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
+from ringspec.rings.attention import as_given
 from ringspec.schemes.build import Call, make_scheme
 from ringspec.schemes.mesh import make_mesh
 from ringspec.schemes.run import SchemeRun, run_scheme
@@ -89,6 +91,8 @@ def context_parallel(
     seeds = seeds_of(problem, chosen, dy, dlse)
     validate_scheme(chosen, mask_of(problem))
     run = run_scheme(problem, used, chosen, seeds, record)
+    if run.gradients is not None:
+        run = replace(run, gradients=as_given(run.gradients, options))
     if used.products == "float64":
         check_results(o=run.o, dq=run.dq, dk=run.dk, dv=run.dv, dsinks=run.dsinks)
     return run
@@ -146,4 +150,4 @@ def seeds_of(problem: Problem, scheme: Scheme, dy: Any, dlse: Any) -> tuple[Arra
 
 def mask_of(problem: Problem) -> Booleans:
     """Return which query attends to which key in any batch: [H or 1, Sq, Sk]."""
-    return np.any(visible(problem.rows, problem.columns, problem.terms), axis=0)  # type: ignore[no-any-return]
+    return np.any(visible(problem.rows, problem.columns, problem.terms), axis=0)

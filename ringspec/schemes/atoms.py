@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ringspec.schemes.multisets import Visible
-from ringspec.schemes.scheme import SIDE_OF, Scheme, Step, Transfer
+from ringspec.schemes.scheme import SIDE_OF, Scheme, Step, Tokens, Transfer
 from ringspec.schemes.sharding import Shard, Sharding
 
 Atoms = dict[int, list[int]]  # the members of each atom, by the member that stands for it
@@ -80,14 +80,15 @@ def compressed(scheme: Scheme, phase: str, visible: Visible) -> tuple[Scheme, Vi
         "q": (set(queries), set(heads)),
         "k": (set(keys), {head // scheme.group for head in heads}),
     }
+    shorter = tuple(only_step(step, kept) for step in steps)
     small = replace(
         scheme,
         home_q=only(scheme.home_q, *kept["q"]),
         home_k=only(scheme.home_k, *kept["k"]),
         home_o=only(scheme.home_o, *kept["q"]),
+        forward=shorter if phase == "forward" else (),
+        backward=shorter if phase == "backward" else None,
     )
-    shorter = tuple(only_step(step, kept) for step in steps)
-    small = replace(small, **{phase: shorter})
     return small, visible_atoms(visible, heads, queries, keys)
 
 
@@ -106,7 +107,7 @@ def only(sharding: Sharding, tokens: set[int], heads: set[int]) -> Sharding:
 def only_step(step: Step, kept: dict[str, tuple[set[int], set[int]]]) -> Step:
     """Return a step without all other tokens and heads."""
 
-    def tables(sets: tuple[tuple[int, ...], ...] | None, side: str) -> object:
+    def tables(sets: tuple[Tokens, ...] | None, side: str) -> tuple[Tokens, ...] | None:
         if sets is None:
             return None
         return tuple(tuple(t for t in tokens if t in kept[side][0]) for tokens in sets)
@@ -129,9 +130,7 @@ def visible_atoms(visible: Visible, heads: Atoms, queries: Atoms, keys: Atoms) -
     small = np.zeros_like(visible)
     per_head = visible.shape[0] > 1
     for head, others in heads.items() if per_head else ((0, [0]),):
-        any_head = visible[others].any(axis=0)
         for query, rows in queries.items():
-            any_row = any_head[rows].any(axis=0)
             for key, columns in keys.items():
-                small[head, query, key] = any_row[columns].any()
+                small[head, query, key] = visible[np.ix_(others, rows, columns)].any()
     return small

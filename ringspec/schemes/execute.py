@@ -22,7 +22,7 @@ from ringspec.schemes.parts import (
     pieces_for,
     placed,
 )
-from ringspec.schemes.scheme import SIDE_OF, Scheme, Step, Tokens, Transfer
+from ringspec.schemes.scheme import INPUTS, SIDE_OF, Scheme, Step, Tokens, Transfer
 from ringspec.schemes.sharding import Shard, key_heads_of
 
 Parts = dict[str, Part]
@@ -101,7 +101,8 @@ def one_step(
 ) -> Moment:
     """Run one step of all ranks: each computes, then the transfers take place one after another."""
     step = scheme.steps(phase)[number]
-    states, used = list(before), [None] * len(before)
+    states = list(before)
+    used: list[tuple[Shard, Shard] | None] = [None] * len(before)
     if not step.idle:
         for r in range(scheme.mesh.ranks):
             rows, keys = usable(scheme, phase, step, number, states[r], report)
@@ -221,10 +222,10 @@ def assembled(
     for _, piece in pieces:
         if found.isdisjoint(piece.shard.cells):
             part = placed(part, piece)
-        elif transfer.thing in SIDE_OF and transfer.thing not in ("q", "k"):
-            part = joined(part, piece, transfer.thing, arithmetic.join)
-        else:
+        elif transfer.thing in INPUTS:
             part = placed(part, piece)
+        else:
+            part = joined(part, piece, transfer.thing, arithmetic.join)
         found.update(piece.shard.cells)
     return Part(wanted, part.tensors)
 
