@@ -12,7 +12,12 @@
 10. ``atoms``          a few tokens and heads in place of many
 11. ``validator``      proves that a scheme computes attention
 12. ``rings``          constructors: ring, double ring
-13. ``run``            run a scheme and put the results together
-14. ``build``          names and keywords of a call
-15. ``api``            :func:`ringspec.context_parallel`
+13. ``exchanges``      constructors: Ulysses, USP, joint attention
+14. ``gathers``        constructors: gathered keys, prefill (PCP), decode (DCP)
+15. ``mla``            multi-head latent attention as a problem with one key head
+16. ``run``            run a scheme and put the results together
+17. ``show``           schemes and runs as text
+18. ``cost``           what each rank sends, holds and computes
+19. ``build``          names and keywords of a call
+20. ``api``            :func:`ringspec.context_parallel`
 """

@@ -70,7 +70,6 @@ def usp(
             f"query heads that the axis 'ulysses' of size {parts} divides",
             f"H = {heads}",
             f"use a size that divides {heads}, or pad the heads of q, k and v",
-            code="heads",
         )
     tables_k = tables if tables_k is None else tables_k
     home_q = with_text(mesh, tables, range(heads), text)

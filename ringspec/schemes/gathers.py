@@ -97,7 +97,6 @@ def dcp(
             f"query heads that tp x dcp = {groups} x {parts} ranks divide",
             f"H = {heads}",
             "use a smaller mesh, or pad the heads of q",
-            code="heads",
         )
     ranks = range(mesh.ranks)
     in_group = [mesh.coordinate(r, "tp") for r in ranks]
