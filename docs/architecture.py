@@ -121,6 +121,12 @@ PACKAGES = {
         "the call signatures of public systems",
         ("ringspec.problem", "ringspec.rings", "ringspec.spec", "ground"),
     ),
+    "ringspec.schemes": Package(
+        3.5,
+        4,
+        "all ways to split attention over ranks: model, executor, validator",
+        ("ringspec.problem", "ringspec.rings", "ringspec.spec", "ground"),
+    ),
     "ringspec.fast": Package(
         3,
         1,
@@ -138,7 +144,7 @@ PACKAGES = {
         3,
         4,
         "the public names that `ringspec/__init__.py` exports",
-        ("ringspec.rings", "ringspec.spec", "ground"),
+        ("ringspec.rings", "ringspec.schemes", "ringspec.spec", "ground"),
     ),
     "ringspec.rings": Package(
         4,

@@ -15,8 +15,8 @@
 13. ``exchanges``      constructors: Ulysses, USP, joint attention
 14. ``gathers``        constructors: gathered keys, prefill (PCP), decode (DCP)
 15. ``mla``            multi-head latent attention as a problem with one key head
-16. ``run``            run a scheme and put the results together
-17. ``show``           schemes and runs as text
+16. ``show``           schemes as text
+17. ``run``            run a scheme and put the results together
 18. ``cost``           what each rank sends, holds and computes
 19. ``build``          names and keywords of a call
 20. ``api``            :func:`ringspec.context_parallel`

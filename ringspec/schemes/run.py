@@ -22,6 +22,7 @@ from ringspec.schemes.numbers import arithmetic, cells_of, forward_inputs, sinks
 from ringspec.schemes.parts import Part
 from ringspec.schemes.scheme import Scheme
 from ringspec.schemes.sharding import Shard, Sharding
+from ringspec.schemes.show import scheme_as_text
 from ringspec.spec.dense_backward import Gradients, dy_o_sum, sink_gradient
 from ringspec.spec.online_softmax import SoftmaxState, finish
 
@@ -109,6 +110,9 @@ class SchemeRun:
 
     def __repr__(self) -> str:
         return f"<SchemeRun: {self.scheme.name}, mesh {self.scheme.mesh}>"
+
+    def __str__(self) -> str:
+        return scheme_as_text(self.scheme)
 
 
 WHEN = ("before", "computed", "after")

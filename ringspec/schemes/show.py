@@ -1,4 +1,4 @@
-"""Schemes and runs as text: who holds what, who computes what, what moves.
+"""Schemes as text: who holds what, who computes what, what moves.
 
 ``print(run)`` and ``print(scheme)`` show the same text; it needs no numbers, because a scheme says where every cell is.
 """
@@ -12,7 +12,6 @@ import numpy as np
 from ringspec.schemes.execute import Moment, execute
 from ringspec.schemes.multisets import multiset_arithmetic, multiset_inputs
 from ringspec.schemes.parts import Message
-from ringspec.schemes.run import SchemeRun
 from ringspec.schemes.scheme import Scheme, Transfer
 from ringspec.schemes.sharding import Shard, Sharding
 
@@ -127,12 +126,6 @@ def sharding_as_text(sharding: Sharding) -> str:
     )
 
 
-def run_as_text(run: SchemeRun) -> str:
-    """Return the scheme of a run as text."""
-    return scheme_as_text(run.scheme)
-
-
 # Printing is not part of the model, so this file gives its classes their ``__str__``.
 Scheme.__str__ = scheme_as_text  # type: ignore[assignment,method-assign]
 Sharding.__str__ = sharding_as_text  # type: ignore[assignment,method-assign]
-SchemeRun.__str__ = run_as_text  # type: ignore[assignment,method-assign]
