@@ -61,3 +61,14 @@ def test_every_rank_of_a_causal_zigzag_ring_computes_equally_much(phase):
     scheme = ring(Mesh((("ring", 4),)), table, heads=1, kv_heads=1)
     cost = scheme_cost(scheme, np.tril(np.ones((1, 8, 8), dtype=bool)), 4, 4, phase)
     assert len(set(np.sum(cost.pairs, axis=0))) == 1
+
+
+def test_the_reading_order_names_every_file_once():
+    import re
+    from pathlib import Path
+
+    import ringspec.schemes
+
+    named = re.findall(r"^\d+\. ``(\w+)``", ringspec.schemes.__doc__, re.M)
+    folder = Path(ringspec.schemes.__file__).parent
+    assert sorted(named) == sorted(path.stem for path in folder.glob("[a-z]*.py"))
