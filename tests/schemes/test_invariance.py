@@ -1,11 +1,17 @@
 """The same problem gives the same result for every scheme, degree, order of axes and interleave; and exact identities."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from oracle.row_scale import row_scale, worst_row_error
 
 import ringspec as rs
 from ringspec.schemes.api import context_parallel
+from ringspec.schemes.exchanges import usp
+from ringspec.schemes.gathers import dcp
+from ringspec.schemes.mesh import Mesh
+from ringspec.schemes.sharding import by_tables
 
 BOUND = 2e-15  # of the row scale, between two results
 
@@ -115,3 +121,30 @@ def test_each_recipe_rounds_only_where_ulysses_computes():
             q, k, v, mesh={"ulysses": 4}, scheme="ulysses", recipe=recipe, causal=True
         )
         np.testing.assert_array_equal(run.o, one.o)
+
+
+def test_new_keys_beside_the_cache_are_merged_after_the_heads_have_returned():
+    """The path in which the cache is used with all heads of the group, and new tokens with each rank's own."""
+    q, k, v, _ = tensors(3, 13)
+    options = {"causal": True, "q_offset": 10}
+    cache = [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7]]
+    mesh = Mesh((("tp", 2), ("dcp", 2)))
+    scheme = dcp(mesh, 3, cache, heads=8, kv_heads=2, new=(10, 11, 12))
+    run = context_parallel(q, k, v, scheme=scheme, **options)
+    scale, want = row_scale(q, k, v, **options), rs.attention(q, k, v, **options)
+    for name in ("o", "lse"):
+        error = worst_row_error(getattr(run, name), getattr(want, name), getattr(scale, name))
+        assert error <= BOUND, (name, error)
+
+
+def test_a_forward_pass_may_end_in_another_layout_than_it_began():
+    q, k, v, _ = tensors(8, heads=(4, 4))
+    scheme = usp(Mesh((("ulysses", 4),)), [[r, 7 - r] for r in range(4)], heads=4, kv_heads=4)
+    elsewhere = by_tables([[2 * r, 2 * r + 1] for r in range(4)], [range(4)] * 4)
+    first, last = scheme.forward
+    back = replace(last, transfers=(replace(last.transfers[0], to=elsewhere),))
+    scheme = replace(scheme, forward=(first, back), home_o=elsewhere, backward=None)
+    run = context_parallel(q, k, v, scheme=scheme, causal=True)
+    assert run.ranks[1].query.tokens == (2, 3)
+    np.testing.assert_array_equal(run.o, rs.ring(q, k, v, workers=1, causal=True).o)
+    np.testing.assert_array_equal(run.ranks[1].o, run.o[:, :, 2:4])

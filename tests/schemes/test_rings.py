@@ -34,7 +34,10 @@ def test_the_scheme_ring_equals_the_ring_bit_for_bit(workers, layout, circulatio
         np.testing.assert_array_equal(getattr(run, name), getattr(expected, name), strict=True)
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "bf16_partials", "fp16", "nki"])
+ACCUMULATORS = rs.RECIPES["bf16"].replace(name="mine", carried_dq="bfloat16")
+
+
+@pytest.mark.parametrize("recipe", ["bf16_partials", "fp16", "nki", "nki_low", ACCUMULATORS])
 def test_the_scheme_ring_rounds_where_the_ring_rounds(recipe):
     q, k, v, dy = tensors(12)
     keywords = {"recipe": recipe, "causal": True}
