@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ringspec.errors import LayoutError, nearest, shown
@@ -33,7 +34,7 @@ class Mesh:
         """W, the number of ranks."""
         return math.prod(size for _, size in self.axes)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the axes, outermost first."""
         return tuple(name for name, _ in self.axes)

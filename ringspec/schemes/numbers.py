@@ -75,8 +75,8 @@ def score(problem: Problem, recipe: Recipe, q: Part, k: Part) -> Parts:
     states, order = [], []
     for slot, heads, rows in by_key_head(q.shard, k.shard, problem.terms.group):
         tile = tile_of(problem, recipe, q.shard, k.shard, heads)
-        keys, values = k.tensors["k"][:, [slot]], k.tensors["v"][:, [slot]]
-        states.append(block_forward(q.tensors["q"][:, rows], keys, values, tile))
+        keys, values = (k.tensors[name].take([slot], axis=1) for name in ("k", "v"))
+        states.append(block_forward(q.tensors["q"].take(rows, axis=1), keys, values, tile))
         order += heads
     m, l, o = (np.concatenate([getattr(s, name) for s in states], axis=1) for name in "mlo")
     return {"state": Part(Shard(q.shard.tokens, tuple(order)), {"m": m, "l": l, "o": o})}
@@ -88,8 +88,8 @@ def differentiate(problem: Problem, recipe: Recipe, q: Part, k: Part) -> Parts:
     order, key_order = [], []
     for slot, heads, rows in by_key_head(q.shard, k.shard, problem.terms.group):
         tile = tile_of(problem, recipe, q.shard, k.shard, heads)
-        keys, values = k.tensors["k"][:, [slot]], k.tensors["v"][:, [slot]]
-        queries = (q.tensors[name][:, rows] for name in ("q", "dy", "lse", "row_term"))
+        keys, values = (k.tensors[name].take([slot], axis=1) for name in ("k", "v"))
+        queries = (q.tensors[name].take(rows, axis=1) for name in ("q", "dy", "lse", "row_term"))
         x, dy, lse, row_term = queries
         shares.append(block_backward(x, keys, values, dy, lse, row_term, tile))
         order += heads

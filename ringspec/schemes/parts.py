@@ -49,7 +49,8 @@ def picked(part: Part, tokens: Sequence[int], heads: Sequence[int]) -> Part:
     whole = tuple(tokens) == part.shard.tokens  # with its padding slots
     t = list(range(len(tokens))) if whole else slots(part.shard.tokens, tokens)
     h = slots(part.shard.heads, heads)
-    cut = {name: x[:, h][:, :, t] for name, x in part.tensors.items()}
+    # take, unlike an index, returns arrays in memory order, so that all ranks compute with the same matrix products.
+    cut = {name: x.take(h, axis=1).take(t, axis=2) for name, x in part.tensors.items()}
     return Part(Shard(tuple(tokens), tuple(heads)), cut)
 
 

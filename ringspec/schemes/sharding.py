@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class Shard:
     tokens: tuple[int, ...]
     heads: tuple[int, ...]
 
-    @property
+    @cached_property
     def real(self) -> tuple[int, ...]:
         """The tokens without padding slots."""
         return tuple(token for token in self.tokens if token >= 0)
@@ -34,7 +35,7 @@ class Shard:
         """The tokens as an int64 array."""
         return np.array(self.tokens, dtype=np.int64)
 
-    @property
+    @cached_property
     def cells(self) -> list[tuple[int, int]]:
         """All (token, head), without padding slots."""
         return [(token, head) for token in self.real for head in self.heads]
