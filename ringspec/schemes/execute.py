@@ -200,7 +200,16 @@ def transferred(
             report(Defect("absent", phase, text, (token, head), state.rank, number))
             break
         got = [(source, picked(parts[source], s.tokens, s.heads)) for source, s in pieces]
-        part = assembled(transfer, transfer.to.shards[state.rank], got, arithmetic)
+        wanted = transfer.to.shards[state.rank]
+        landing = wanted if transfer.order == "token" else as_sent(got)
+        if (len(landing.tokens), len(landing.heads)) != (len(wanted.tokens), len(wanted.heads)):
+            text = (
+                f"rank {state.rank} gets {thing} of {len(landing.tokens)} tokens x "
+                f"{len(landing.heads)} heads for {len(wanted.tokens)} x {len(wanted.heads)} slots"
+            )
+            report(Defect("malformed", phase, text, None, state.rank, number))
+            landing = wanted
+        part = Part(wanted, assembled(thing, landing, got, arithmetic).tensors)
         after.append(replace(state, parts={**state.parts, thing: part}))
         messages += [Message(source, state.rank, s) for source, s in pieces if source != state.rank]
     return after, tuple(messages)
@@ -213,21 +222,18 @@ def missing(wanted: Shard, pieces: list[tuple[int, Shard]]) -> list[tuple[int, i
 
 
 def assembled(
-    transfer: Transfer, wanted: Shard, pieces: list[tuple[int, Part]], arithmetic: Arithmetic
+    thing: str, landing: Shard, pieces: list[tuple[int, Part]], arithmetic: Arithmetic
 ) -> Part:
     """Put the pieces that a rank got together: copy each new cell, and join further results for it."""
-    landing = wanted if transfer.order == "token" else as_sent(pieces)
-    part = arithmetic.blank(transfer.thing, landing)
+    part = arithmetic.blank(thing, landing)
     found: set[tuple[int, int]] = set()
     for _, piece in pieces:
-        if found.isdisjoint(piece.shard.cells):
-            part = placed(part, piece)
-        elif transfer.thing in INPUTS:
+        if thing in INPUTS or found.isdisjoint(piece.shard.cells):
             part = placed(part, piece)
         else:
-            part = joined(part, piece, transfer.thing, arithmetic.join)
+            part = joined(part, piece, thing, arithmetic.join)
         found.update(piece.shard.cells)
-    return Part(wanted, part.tensors)
+    return part
 
 
 def as_sent(pieces: list[tuple[int, Part]]) -> Shard:
