@@ -127,6 +127,12 @@ PACKAGES = {
         "the call signatures of public systems",
         ("ringspec.problem", "ringspec.rings", "ringspec.spec", "ground"),
     ),
+    "ringspec.schemes": Package(
+        3.6,
+        4,
+        "all ways to split attention over ranks: model, executor, validator",
+        ("ringspec.problem", "ringspec.rings", "ringspec.spec", "ground"),
+    ),
     "ringspec.fast": Package(
         3,
         1,
@@ -141,10 +147,10 @@ PACKAGES = {
     ),
     "ringspec.render": Package(3, 0, "figures and pages made from data", ("ground",)),
     "ringspec": Package(
-        3,
+        2.75,
         4,
         "the public names that `ringspec/__init__.py` exports",
-        ("ringspec.rings", "ringspec.spec", "ground"),
+        ("ringspec.rings", "ringspec.schemes", "ringspec.spec", "ground"),
     ),
     "ringspec.rings": Package(
         4,

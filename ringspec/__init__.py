@@ -2,6 +2,7 @@
 
 ``ringspec/spec/`` is the specification: short files, to be read in the order that :mod:`ringspec.spec` lists.
 :mod:`ringspec.problem` validates the arguments of a call, and :mod:`ringspec.rings` runs a whole ring in one process.
+:mod:`ringspec.schemes` has all other ways to split attention over ranks.
 
 >>> import numpy as np
 >>> import ringspec as rs
@@ -25,6 +26,9 @@ from ringspec.rings.ring import ring
 from ringspec.rings.run import Run, WorkerResult
 from ringspec.rings.schedules import backward_schedule, cp_offset, forward_schedule
 from ringspec.rings.validator import validate
+from ringspec.schemes.api import context_parallel
+from ringspec.schemes.run import RankResult, SchemeRun
+from ringspec.schemes.scheme import Scheme
 from ringspec.spec.dense_backward import Gradients
 from ringspec.spec.dense_forward import Forward
 from ringspec.spec.layout import Layout
@@ -41,16 +45,20 @@ __all__ = [
     "Forward",
     "Gradients",
     "Layout",
+    "RankResult",
     "Recipe",
     "RingspecError",
     "Run",
     "Schedule",
+    "Scheme",
+    "SchemeRun",
     "WorkerResult",
     "__version__",
     "attention",
     "attention_backward",
     "attention_block_backward",
     "backward_schedule",
+    "context_parallel",
     "cost",
     "cp_offset",
     "forward_schedule",

@@ -1,0 +1,177 @@
+"""Checks of a scheme that need no run: its form, the homes of all cells, declared replicas, declared collectives."""
+
+from __future__ import annotations
+
+from ringspec.problem.checks import is_integer
+from ringspec.schemes.collectives import derived_kind
+from ringspec.schemes.defects import Defect
+from ringspec.schemes.mesh import Mesh
+from ringspec.schemes.multisets import Visible
+from ringspec.schemes.scheme import (
+    INPUTS,
+    KINDS,
+    ORDERS,
+    RESULTS,
+    SIDE_OF,
+    Scheme,
+    Step,
+    Transfer,
+)
+from ringspec.schemes.sharding import Shard, Sharding
+
+
+def length(sharding: Sharding) -> int:
+    """Return the number of tokens up to the largest that a rank holds."""
+    return 1 + max((token for shard in sharding.shards for token in shard.tokens), default=-1)
+
+
+def malformed(scheme: Scheme) -> list[Defect]:
+    """Find values that no scheme can have. This is checked first, so that the other checks can rely on it."""
+    if not well_typed(scheme):
+        return [Defect("malformed", None, "a Scheme of Steps of Transfers needed")]
+    defects = []
+    if scheme.heads < 1 or scheme.kv_heads < 1 or scheme.heads % scheme.kv_heads:
+        text = f"{scheme.heads} query heads over {scheme.kv_heads} key heads"
+        return [Defect("malformed", None, text)]
+    if all(step.idle for step in scheme.forward):
+        defects.append(Defect("malformed", "forward", "no step computes"))
+    if scheme.backward is not None and all(step.idle for step in scheme.backward):
+        defects.append(Defect("malformed", "backward", "no step computes"))
+    if scheme.backward is not None and scheme.home_o != scheme.home_q:
+        text = "a backward pass begins with dy where the forward pass ends: home_o must be home_q"
+        defects.append(Defect("malformed", "backward", text))
+    for side, home in (("q", scheme.home_q), ("k", scheme.home_k), ("q", scheme.home_o)):
+        defects += malformed_sharding(scheme, side, home, None, None)
+    for phase in RESULTS:
+        for number, step in enumerate(scheme.steps(phase)):
+            defects += malformed_step(scheme, phase, number, step)
+    return defects
+
+
+def malformed_step(scheme: Scheme, phase: str, number: int, step: Step) -> list[Defect]:
+    """Find tables of the wrong length, and names that the pass or the mesh does not have."""
+    defects = []
+    for what, tables in (("rows", step.rows), ("keys", step.keys)):
+        if tables is not None and len(tables) != scheme.mesh.ranks:
+            text = f"{what} for {len(tables)} of {scheme.mesh.ranks} ranks"
+            defects.append(Defect("malformed", phase, text, None, None, number))
+    for one in step.transfers:
+        known = one.thing in INPUTS + RESULTS[phase] and one.axis in scheme.mesh.names
+        if not known or not set(one.kind.split(" + ")) <= set(KINDS) or one.order not in ORDERS:
+            text = f"a {one.kind!r} of {one.thing!r} along {one.axis!r}, order {one.order!r}"
+            defects.append(Defect("malformed", phase, text, None, None, number))
+        else:
+            side = SIDE_OF[one.thing]
+            defects += malformed_sharding(scheme, side, one.to, phase, number)
+    return defects
+
+
+def malformed_sharding(
+    scheme: Scheme, side: str, sharding: Sharding, phase: str | None, number: int | None
+) -> list[Defect]:
+    """Find shards that are missing, that hold a token or a head twice, or one that the problem does not have."""
+    if sharding.ranks != scheme.mesh.ranks:
+        text = f"a sharding for {sharding.ranks} ranks on a mesh of {scheme.mesh.ranks}"
+        return [Defect("malformed", phase, text, None, None, number)]
+    home, heads = (scheme.home_q, scheme.heads) if side == "q" else (scheme.home_k, scheme.kv_heads)
+    tokens = {-1} | {token for shard in home.shards for token in shard.tokens if token >= 0}
+    defects = []
+    for rank, shard in enumerate(sharding.shards):
+        twice = len(set(shard.real)) != len(shard.real) or len(set(shard.heads)) != len(shard.heads)
+        known = set(shard.tokens) <= tokens and set(shard.heads) <= set(range(heads))
+        if twice or not known:
+            what = "a token or head twice" if twice else "a token or head that is not there"
+            text = f"rank {rank} holds {what}: tokens {shard.tokens}, heads {shard.heads}"
+            defects.append(Defect("malformed", phase, text, None, rank, number))
+    return defects
+
+
+def well_typed(scheme: object) -> bool:
+    """Return whether ``scheme`` is a Scheme of tuples, shardings, steps and transfers, with ints in all tables."""
+    if not isinstance(scheme, Scheme) or not isinstance(scheme.mesh, Mesh):
+        return False
+    passes = (scheme.forward, () if scheme.backward is None else scheme.backward)
+    if not all(isinstance(steps, tuple) for steps in passes):
+        return False
+    steps = [step for steps in passes for step in steps]
+    if not all(isinstance(step, Step) and isinstance(step.transfers, tuple) for step in steps):
+        return False
+    transfers = [one for step in steps for one in step.transfers]
+    if not all(isinstance(one, Transfer) for one in transfers):
+        return False
+    names = [
+        getattr(one, field) for one in transfers for field in ("thing", "kind", "axis", "order")
+    ]
+    shardings = [scheme.home_q, scheme.home_k, scheme.home_o, *(one.to for one in transfers)]
+    tables = [one.tokens for one in transfers if one.tokens is not None]
+    for step in steps:
+        for sets in (step.rows, step.keys):
+            if sets is not None:
+                tables += sets if isinstance(sets, tuple) else [sets]
+    for sharding in shardings:
+        kinds = isinstance(sharding, Sharding) and isinstance(sharding.shards, tuple)
+        if not kinds or not all(isinstance(shard, Shard) for shard in sharding.shards):
+            return False
+        tables += [numbers for shard in sharding.shards for numbers in (shard.tokens, shard.heads)]
+    whole = all(isinstance(table, tuple) and all(map(is_integer, table)) for table in tables)
+    counts = is_integer(scheme.heads) and is_integer(scheme.kv_heads)
+    return whole and counts and all(isinstance(name, str) for name in names)
+
+
+def homeless(scheme: Scheme, visible: Visible) -> list[Defect]:
+    """Find cells that no rank holds at home."""
+    defects = []
+    sides = (
+        ("query", scheme.home_q, visible.shape[1], scheme.heads),
+        ("key", scheme.home_k, visible.shape[2], scheme.kv_heads),
+        ("output", scheme.home_o, visible.shape[1], scheme.heads),
+    )
+    for what, home, tokens, heads in sides:
+        held = home.copies()
+        cells = [(token, head) for token in range(tokens) for head in range(heads)]
+        for cell in [cell for cell in cells if cell not in held][:1]:
+            text = f"no rank holds {what} {cell[0]}, head {cell[1]}"
+            defects.append(Defect("no home", None, text, cell))
+        for cell in [cell for cell in held if cell[0] >= tokens or cell[1] >= heads][:1]:
+            text = f"a rank holds {what} {cell[0]}, head {cell[1]}, of {tokens} tokens and {heads} heads"
+            defects.append(Defect("malformed", None, text, cell))
+    return defects
+
+
+def replicas(scheme: Scheme, phase: str) -> list[Defect]:
+    """Find cells that are on several ranks of a sharding that does not declare it."""
+    defects = overlap(phase, "home_q", scheme.home_q, None)
+    defects += overlap(phase, "home_k", scheme.home_k, None)
+    for number, step in enumerate(scheme.steps(phase)):
+        for one in step.transfers:
+            defects += overlap(phase, one.thing, one.to, number)
+    return defects
+
+
+def overlap(phase: str, what: str, sharding: Sharding, number: int | None) -> list[Defect]:
+    """Find the first cell on several ranks of a sharding, unless it declares replicas."""
+    several = [cell for cell, count in sharding.copies().items() if count > 1]
+    if sharding.replicated or not several:
+        return []
+    (token, head), count = several[0], sharding.copies()[several[0]]
+    text = f"{what}: {count} ranks hold token {token}, head {head}, without `replicated`"
+    return [Defect("undeclared replica", phase, text, (token, head), None, number)]
+
+
+def wrong_collectives(scheme: Scheme, phase: str) -> list[Defect]:
+    """Find transfers whose declared name is not the one that follows from the shardings before and after."""
+    now = {"q": scheme.home_q.shards, "k": scheme.home_k.shards}
+    defects = []
+    for number, step in enumerate(scheme.steps(phase)):
+        if not step.idle:
+            for thing in RESULTS[phase]:
+                now.setdefault(thing, now[SIDE_OF[thing]])
+        for one in step.transfers:
+            if one.thing not in now:
+                continue  # pass_defects names it
+            derived = derived_kind(now[one.thing], one, scheme.mesh)
+            if derived != one.kind and not (derived == "local" and scheme.mesh.size(one.axis) == 1):
+                text = f"{one.thing} along {one.axis!r} is declared {one.kind}, but is {derived}"
+                defects.append(Defect("collective", phase, text, None, None, number))
+            now[one.thing] = one.to.shards
+    return defects

@@ -1,0 +1,106 @@
+"""What a scheme costs: the numbers that each rank sends and holds, and the visible pairs that it computes.
+
+All counts are of array elements, exact, for one batch; multiply by the batch size and by the bytes of an element. A
+message to another rank counts once, as in a direct send; a ring or tree algorithm for a collective operation may send
+other amounts. A softmax state is Dv + 2 numbers a row (o, m, l); many programs send Dv + 1 (o and lse).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringspec.schemes.execute import Moment
+from ringspec.schemes.multisets import Visible, is_visible
+from ringspec.schemes.scheme import Scheme
+from ringspec.schemes.sharding import Shard
+from ringspec.schemes.show import moments_of
+
+
+@dataclass(frozen=True)
+class SchemeCost:
+    """The cost of one pass: ``sent`` and ``held`` (the most at any moment) are array elements of each rank.
+
+    ``pairs`` [step][rank] are visible pairs of a query head and a key; ``transfers`` is the number of collective
+    operations.
+    """
+
+    phase: str
+    sent: tuple[int, ...]
+    held: tuple[int, ...]
+    pairs: tuple[tuple[int, ...], ...]
+    transfers: int
+
+
+def widths(phase: str, width: int, value_width: int) -> dict[str, int]:
+    """Return the array elements of one cell (token, head) of each thing; D = ``width``, Dv = ``value_width``."""
+    rows = 0 if phase == "forward" else value_width + 2  # dy, lse, row_term
+    return {
+        "q": width + rows,
+        "k": width + value_width,
+        "state": value_width + 2,
+        "dq": width,
+        "dk": width + value_width,
+    }
+
+
+def scheme_cost(
+    scheme: Scheme, visible: Visible, width: int, value_width: int, phase: str = "forward"
+) -> SchemeCost:
+    """Return the cost of a pass for a mask [H or 1, Sq, Sk] and the widths D of keys and Dv of values.
+
+    >>> import numpy as np
+    >>> from ringspec.schemes.mesh import Mesh
+    >>> from ringspec.schemes.rings import ring
+    >>> scheme = ring(Mesh((("ring", 2),)), [[0, 3], [1, 2]], heads=1, kv_heads=1)
+    >>> cost = scheme_cost(scheme, np.tril(np.ones((1, 4, 4), dtype=bool)), 8, 8)
+    >>> cost.sent, cost.pairs
+    ((32, 32), ((3, 3), (2, 2)))
+    """
+    each, ranks = widths(phase, width, value_width), scheme.mesh.ranks
+    moments = moments_of(scheme, phase)
+    sent, held = [0] * ranks, [0] * ranks
+    for moment, step in zip(moments, scheme.steps(phase), strict=True):
+        for one, messages in zip(step.transfers, moment.messages, strict=True):
+            for message in messages:
+                sent[message.source] += size(message.shard) * each[one.thing]
+        for r in range(ranks):
+            held[r] = max(
+                held[r], *(held_by(moment, r, each, when) for when in ("computed", "after"))
+            )
+    pairs = tuple(
+        tuple(count_pairs(used, visible, scheme.group) for used in moment.used)
+        for moment in moments
+    )
+    return SchemeCost(
+        phase,
+        tuple(sent),
+        tuple(held),
+        pairs,
+        sum(len(step.transfers) for step in scheme.steps(phase)),
+    )
+
+
+def size(shard: Shard) -> int:
+    """Return the number of slots times heads of a shard."""
+    return len(shard.tokens) * len(shard.heads)
+
+
+def held_by(moment: Moment, rank: int, each: dict[str, int], when: str) -> int:
+    """Return the array elements that a rank holds at one moment of a step."""
+    parts = getattr(moment, when)[rank].parts
+    return sum(size(part.shard) * each[thing] for thing, part in parts.items())
+
+
+def count_pairs(used: tuple[Shard, Shard] | None, visible: Visible, group: int) -> int:
+    """Return the visible pairs (query, query head, key) that a rank computes in a step."""
+    if used is None:
+        return 0
+    q, k = used
+    heads = q.heads if visible.shape[0] > 1 else q.heads[:1]
+    count = sum(
+        is_visible(visible, head, query, key)
+        for head in heads
+        for query in q.tokens
+        for key in k.tokens
+    )
+    return count if visible.shape[0] > 1 else count * len(q.heads)

@@ -1,0 +1,160 @@
+"""The arithmetic of numbers: what one rank computes, with the functions of the specification.
+
+Queries of several key heads are computed one key head after another (FWD-10): which query heads a rank holds decides
+which key heads it needs, so they need not be as regular as in the whole problem.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.problem.model import Array, Problem, Rows, Terms, Tile, take
+from ringspec.recipes import Recipe
+from ringspec.schemes.execute import Arithmetic, Parts
+from ringspec.schemes.parts import Part, Tensors
+from ringspec.schemes.sharding import Shard
+from ringspec.spec.block import BlockGradients, block_backward, block_forward
+from ringspec.spec.dropout import keep_mask
+from ringspec.spec.online_softmax import SoftmaxState
+from ringspec.spec.ring_backward import plus
+from ringspec.spec.ring_forward import merge_states
+
+
+def with_keep(problem: Problem) -> Problem:
+    """Return a problem whose keep mask of dropout is explicit, so that each rank can take its heads from it (DROP-1)."""
+    terms, rows = problem.terms, problem.rows
+    if terms.dropout_p == 0 or rows.keep is not None:
+        return problem
+    keep = keep_mask(
+        rows.position,
+        problem.columns.position,
+        heads=np.arange(terms.heads, dtype=np.int64),
+        batches=np.arange(problem.q.shape[0], dtype=np.int64),
+        dropout_p=terms.dropout_p,
+        dropout_seed=terms.dropout_seed,
+    )
+    return replace(problem, rows=replace(rows, keep=keep))
+
+
+def cells_of(x: NDArray, shard: Shard) -> NDArray:
+    """Return the cells of a shard from a global tensor [B, heads, S, ...]; padding slots hold zeros."""
+    return take(x[:, list(shard.heads)], shard.index, axis=2)
+
+
+def rows_of(problem: Problem, shard: Shard, heads: list[int]) -> Rows:
+    """Return the data of some queries, for some of their heads only."""
+    rows = problem.rows.take(shard.index)
+
+    def cut(x: NDArray | None) -> NDArray | None:
+        return x if x is None or x.shape[1] == 1 else x[:, heads]
+
+    return replace(rows, bias=cut(rows.bias), mask=cut(rows.mask), keep=cut(rows.keep))
+
+
+def tile_of(problem: Problem, recipe: Recipe, q: Shard, k: Shard, heads: list[int]) -> Tile:
+    """Return the tile of some queries and keys, for query heads that share one key head."""
+    terms: Terms = replace(problem.terms, heads=len(heads), kv_heads=1, sinks=None)
+    return Tile(rows_of(problem, q, heads), problem.columns.take(k.index), terms, recipe)
+
+
+def by_key_head(q: Shard, k: Shard, group: int) -> list[tuple[int, list[int], list[int]]]:
+    """Return, for each key head that is used: its slot in k, the query heads that use it, and their slots in q."""
+    found = []
+    for slot, key_head in enumerate(k.heads):
+        heads = [head for head in q.heads if head // group == key_head]
+        if heads:
+            found.append((slot, heads, [q.heads.index(head) for head in heads]))
+    return found
+
+
+def score(problem: Problem, recipe: Recipe, q: Part, k: Part) -> Parts:
+    """Return the softmax state of some queries over some keys."""
+    states, order = [], []
+    for slot, heads, rows in by_key_head(q.shard, k.shard, problem.terms.group):
+        tile = tile_of(problem, recipe, q.shard, k.shard, heads)
+        keys, values = (k.tensors[name].take([slot], axis=1) for name in ("k", "v"))
+        states.append(block_forward(q.tensors["q"].take(rows, axis=1), keys, values, tile))
+        order += heads
+    m, l, o = (np.concatenate([getattr(s, name) for s in states], axis=1) for name in "mlo")
+    return {"state": Part(Shard(q.shard.tokens, tuple(order)), {"m": m, "l": l, "o": o})}
+
+
+def differentiate(problem: Problem, recipe: Recipe, q: Part, k: Part) -> Parts:
+    """Return what some queries and some keys contribute to dq, dk and dv."""
+    shares: list[BlockGradients] = []
+    order, key_order = [], []
+    for slot, heads, rows in by_key_head(q.shard, k.shard, problem.terms.group):
+        tile = tile_of(problem, recipe, q.shard, k.shard, heads)
+        keys, values = (k.tensors[name].take([slot], axis=1) for name in ("k", "v"))
+        queries = (q.tensors[name].take(rows, axis=1) for name in ("q", "dy", "lse", "row_term"))
+        x, dy, lse, row_term = queries
+        shares.append(block_backward(x, keys, values, dy, lse, row_term, tile))
+        order += heads
+        key_order.append(k.shard.heads[slot])
+    dq, dk, dv = (
+        np.concatenate([getattr(s, n) for s in shares], axis=1) for n in ("dq", "dk", "dv")
+    )
+    return {
+        "dq": Part(Shard(q.shard.tokens, tuple(order)), {"dq": dq}),
+        "dk": Part(Shard(k.shard.tokens, tuple(key_order)), {"dk": dk, "dv": dv}),
+    }
+
+
+def arithmetic(problem: Problem, recipe: Recipe, phase: str) -> Arithmetic:
+    """Return the arithmetic of a pass for one problem."""
+    compute = score if phase == "forward" else differentiate
+    return Arithmetic(
+        lambda step, rank, q, k: compute(problem, recipe, q, k),
+        lambda thing, shard: blank(problem, thing, shard, phase),
+        lambda thing, a, b: join(recipe, thing, a, b),
+    )
+
+
+def blank(problem: Problem, thing: str, shard: Shard, phase: str) -> Part:
+    """Return an empty part: no tensor holds anything yet, and no row of a state has seen a key."""
+    rows = (problem.q.shape[0], len(shard.heads), len(shard.tokens))
+    width, value_width = problem.q.shape[3], problem.v.shape[3]
+    widths: dict[str, dict[str, tuple[int, ...]]] = {
+        "q": {"q": (width,)},
+        "k": {"k": (width,), "v": (value_width,)},
+        "state": {"m": (), "l": (), "o": (value_width,)},
+        "dq": {"dq": (width,)},
+        "dk": {"dk": (width,), "dv": (value_width,)},
+    }
+    shapes = widths[thing]
+    if thing == "q" and phase == "backward":
+        shapes = shapes | {"dy": (value_width,), "lse": (), "row_term": ()}
+    return Part(
+        shard,
+        {
+            name: np.full(rows + last, -np.inf if name == "m" else 0.0)
+            for name, last in shapes.items()
+        },
+    )
+
+
+def join(recipe: Recipe, thing: str, a: Tensors, b: Tensors) -> Tensors:
+    """Merge two states, or add two gradients with the rounding of the accumulators (SOFT-1, NUM-2)."""
+    if thing == "state":
+        state = merge_states(SoftmaxState(**a), SoftmaxState(**b), recipe)
+        return {"m": state.m, "l": state.l, "o": state.o}
+    carried = recipe.carried_dq if thing == "dq" else recipe.carried_dkv
+    return {name: plus(a[name], b[name], carried) for name in a}
+
+
+def forward_inputs(problem: Problem, recipe: Recipe, q: Shard, k: Shard) -> Parts:
+    """Return what a rank holds before the forward pass, rounded to the recipe's input format."""
+    queries = {"q": recipe.to_inputs(cells_of(problem.q, q), "q")}
+    keys = {
+        "k": recipe.to_inputs(cells_of(problem.k, k), "k"),
+        "v": recipe.to_inputs(cells_of(problem.v, k), "v"),
+    }
+    return {"q": Part(q, queries), "k": Part(k, keys)}
+
+
+def sinks_of(terms: Terms, shard: Shard) -> Array | None:
+    """Return the sinks of a rank's query heads."""
+    return None if terms.sinks is None else terms.sinks[list(shard.heads)]

@@ -1,0 +1,74 @@
+"""What print shows, and what a scheme costs."""
+
+import numpy as np
+import pytest
+
+from ringspec.schemes.api import context_parallel
+from ringspec.schemes.cost import scheme_cost
+from ringspec.schemes.exchanges import usp
+from ringspec.schemes.mesh import Mesh
+from ringspec.schemes.rings import ring
+
+X, K = np.ones((1, 4, 8, 2)), np.ones((1, 2, 8, 2))
+
+
+def run_of(scheme, mesh, **keywords):
+    return context_parallel(X, K, K, X, mesh=mesh, scheme=scheme, **keywords)
+
+
+def test_print_shows_homes_steps_and_transfers():
+    text = str(run_of("usp", {"ring": 2, "ulysses": 2}, layout="zigzag")).splitlines()
+    assert text[0] == "usp on the mesh ring 2 x ulysses 2, H = 4, Hkv = 2"
+    assert "1     0     1        1 6      1 6" in text
+    assert "  rank 2  2-5 [h 0-1]      x  0-1 6-7 [h 0]" in text
+    assert "  k v: permute along ring: 0 to 2, 1 to 3, 2 to 0, 3 to 1" in text
+    assert "    rank 0 holds 0-1 6-7 [h 0-1], then 0 7" in text
+    assert text.count("backward, step 2") == 1
+
+
+def test_what_a_recorded_run_did_is_what_its_scheme_shows():
+    run = run_of("joint", {"ring": 3, "ulysses": 2}, text=[0, 1], record=True)
+    from ringspec.schemes.show import moments_of
+
+    shown = moments_of(run.scheme, "forward") + moments_of(run.scheme, "backward")
+    assert [(m.phase, m.step, m.used, m.messages) for m in run.moments] == [
+        (m.phase, m.step, m.used, m.messages) for m in shown
+    ]
+
+
+def test_a_rank_of_a_ring_sends_its_block_w_minus_1_times():
+    scheme = ring(Mesh((("ring", 4),)), [[2 * r, 2 * r + 1] for r in range(4)], heads=4, kv_heads=2)
+    mask = np.ones((1, 8, 8), dtype=bool)
+    forward = scheme_cost(scheme, mask, width=5, value_width=3)
+    assert forward.sent == (3 * 2 * 2 * (5 + 3),) * 4  # hops x tokens x key heads x (D + Dv)
+    backward = scheme_cost(scheme, mask, width=5, value_width=3, phase="backward")
+    assert backward.sent == ((3 + 4) * 2 * 2 * (5 + 3),) * 4
+    assert np.sum(forward.pairs) == np.sum(backward.pairs) == 8 * 8 * 4
+
+
+def test_ulysses_sends_less_than_a_ring_and_needs_no_more_pairs():
+    mesh = Mesh((("ulysses", 4),))
+    scheme = usp(mesh, [[2 * r, 2 * r + 1] for r in range(4)], heads=4, kv_heads=4)
+    cost = scheme_cost(scheme, np.ones((1, 8, 8), dtype=bool), width=5, value_width=5)
+    # Of its 2 tokens and 4 heads a rank sends 3/4: q, k, v of width 5, and back o, m, l.
+    assert cost.sent == (2 * 3 * (5 + 5 + 5 + 7),) * 4
+    assert cost.pairs == ((0,) * 4, (8 * 8,) * 4)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_every_rank_of_a_causal_zigzag_ring_computes_equally_much(phase):
+    table = [[r, 7 - r] for r in range(4)]
+    scheme = ring(Mesh((("ring", 4),)), table, heads=1, kv_heads=1)
+    cost = scheme_cost(scheme, np.tril(np.ones((1, 8, 8), dtype=bool)), 4, 4, phase)
+    assert len(set(np.sum(cost.pairs, axis=0))) == 1
+
+
+def test_the_reading_order_names_every_file_once():
+    import re
+    from pathlib import Path
+
+    import ringspec.schemes
+
+    named = re.findall(r"^\d+\. ``(\w+)``", ringspec.schemes.__doc__, re.M)
+    folder = Path(ringspec.schemes.__file__).parent
+    assert sorted(named) == sorted(path.stem for path in folder.glob("[a-z]*.py"))
