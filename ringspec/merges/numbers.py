@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ringspec.formats import round_to
 
-__all__ = ["Float32", "fma", "quiet", "stored"]
+__all__ = ["Float32", "fma", "minus", "quiet", "stored"]
 
 Float32 = NDArray[np.float32]
 
@@ -27,6 +27,14 @@ def stored(x: Float32, name: str) -> Float32:
         return x
     rounded: Float32 = round_to(x, name).astype(np.float32)
     return rounded
+
+
+def minus(a: Float32, b: Float32) -> Float32:
+    """Return a - b in memory laid out as ``a``, as torch does; NumPy prefers C order if either operand has it.
+
+    An elementary function of a library may depend on the order of the elements in memory, so this order matters.
+    """
+    return np.subtract(a, b, out=np.empty_like(a))
 
 
 def fma(a: Float32, b: Float32, c: Float32) -> Float32:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ringspec.merges.forms.parts import Part
 from ringspec.merges.functions import Functions
-from ringspec.merges.numbers import Float32, quiet, stored
+from ringspec.merges.numbers import Float32, minus, quiet, stored
 from ringspec.merges.recipe import MergeRecipe
 
 __all__ = ["sigmoid"]
@@ -39,9 +39,9 @@ def sigmoid(
             old_o, old_lse = part.at(o), part.at(lse)
             # The carried o is narrow only before the first merge; after it, a difference is float32.
             difference = stored(old_o - part.o.astype(np.float32), narrow)
-            share = functions.sigmoid(part.lse - old_lse)
+            share = functions.sigmoid(minus(part.lse, old_lse))
             new_o = old_o - share[..., None] * difference
-            new_lse = old_lse - functions.logsigmoid(old_lse - part.lse)
+            new_lse = minus(old_lse, functions.logsigmoid(minus(old_lse, part.lse)))
             o, lse = part.put(o, new_o), part.put(lse, new_lse)
             narrow = "float32"
     return o, lse
