@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ringspec.errors import DtypeError, OptionError, ShapeError, nearest, shown
 from ringspec.formats import name_of, store
 from ringspec.merges.forms.parts import Part
+from ringspec.merges.forms.running_lse import rescaling, two_passes
 from ringspec.merges.forms.sigmoid import sigmoid
 from ringspec.merges.functions import NUMPY, Functions
 from ringspec.merges.numbers import Float32
@@ -23,6 +24,8 @@ Form = Callable[[Sequence[Part], MergeRecipe, Functions, str], tuple[Float32, Fl
 
 FORMS: dict[str, Form] = {
     "sigmoid": sigmoid,
+    "two_passes": two_passes,
+    "rescaling": rescaling,
 }
 
 STORED = ("float32", "bfloat16", "float16")

@@ -67,6 +67,7 @@ class MergeRecipe:
     ``order``     order in which worker r merges the parts, see :func:`visits`
     ``carried_o``  format of o after each step: 'float32'; 'own', the format of the parts; 'wider', the wider of o's
                   format and that of the weights, as type promotion gives it
+    ``start``     'first': o starts as that of the first part; 'zeros': as 0, to which the first part is added
     ``products_rounded``  whether each weighted o is rounded to ``carried_o`` before the sum is (two roundings a step)
     ``base``      'e' or '2': base of the exponential and logarithm of the given lse
     ``empty_lse``  values of a part's lse that are read as -inf: 'inf', 'nan'
@@ -87,6 +88,7 @@ class MergeRecipe:
     form: str
     order: str
     carried_o: str = "float32"
+    start: str = "first"
     products_rounded: bool = False
     base: str = "e"
     empty_lse: tuple[str, ...] = ()
@@ -102,6 +104,7 @@ class MergeRecipe:
     def __post_init__(self) -> None:
         _one_of("order", self.order, ORDERS)
         _one_of("carried_o", self.carried_o, CARRIES)
+        _one_of("start", self.start, ("first", "zeros"))
         _one_of("base", self.base, ("e", "2"))
         _one_of("skips", self.skips, ("nothing", "zero_weight", "zero_o"))
         for mark in self.empty_lse:
@@ -110,6 +113,10 @@ class MergeRecipe:
             if not isinstance(getattr(self, flag), bool):
                 got = shown(getattr(self, flag))
                 raise OptionError(f"{flag} as True or False", got, f"write {flag}=True")
+
+    def carried_in(self, own: str) -> str:
+        """Return the format in which o is carried between steps, for parts of the format ``own``."""
+        return own if self.carried_o == "own" else "float32"
 
     def replace(self, **changes: Any) -> MergeRecipe:
         """Return a copy with some fields changed; give it a new ``name``. Its ``compared_with`` becomes None.

@@ -79,4 +79,36 @@ _RINGS = (
     ),
 )
 
-MERGES: dict[str, MergeRecipe] = {recipe.name: recipe for recipe in _RINGS}
+_TE_PATH = "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"
+_TE_GRADIENTS = {
+    "dq": GradientSum("up_own_last", "own", "first"),
+    "dkv": GradientSum("down_own_last", "own", "first"),
+}
+
+_TRANSFORMER_ENGINE = (
+    MergeRecipe(
+        "te_p2p",
+        "two_passes",
+        "down",
+        carried_o="own",
+        **_TE_GRADIENTS,
+        source=f"NVIDIA/TransformerEngine, {_TE_PATH}, d0067d0d",
+        versions="2.4 to 2.19",
+        compared_with="the flash_attn_fwd_* functions of transformer_engine 2.4.0, 2.10.0, 2.15.0, 2.18.0, 2.19.0, CPU, eager, torch 2.13.0",
+        note="p2p of [B, S, H, D] and [S, B, H, D]; o is rounded to its own format at every step",
+    ),
+    MergeRecipe(
+        "te_p2p_2_20",
+        "rescaling",
+        "down",
+        carried_o="own",
+        fma=True,
+        **_TE_GRADIENTS,
+        source=f"NVIDIA/TransformerEngine, {_TE_PATH}, 2.20.2",
+        versions="2.20.2",
+        compared_with="the flash_attn_fwd_* functions of transformer_engine 2.20.2, CPU, eager, torch 2.13.0",
+        note="two roundings of o a step; torch's addcmul_ on this CPU is a fused multiply-add",
+    ),
+)
+
+MERGES: dict[str, MergeRecipe] = {recipe.name: recipe for recipe in (*_RINGS, *_TRANSFORMER_ENGINE)}
