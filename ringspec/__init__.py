@@ -17,10 +17,10 @@ from ringspec.rings.attention import (
     attention,
     attention_backward,
     attention_block_backward,
-    merge_partials,
 )
 from ringspec.rings.cost import Cost, cost, timeline
 from ringspec.rings.layouts import make_layout, shard, unpermute, unshard
+from ringspec.rings.merging import merge_partials
 from ringspec.rings.ring import ring
 from ringspec.rings.run import Run, WorkerResult
 from ringspec.rings.schedules import backward_schedule, cp_offset, forward_schedule

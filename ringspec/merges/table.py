@@ -6,10 +6,7 @@ from ringspec.merges.recipe import GradientSum, MergeRecipe
 
 __all__ = ["MERGES"]
 
-_FLOAT32_RING = {
-    "dq": GradientSum("down", "float32", "first"),
-    "dkv": GradientSum("up", "float32", "first"),
-}
+_DQ, _DKV = GradientSum("down", "float32", "first"), GradientSum("up", "float32", "first")
 
 _RINGS = (
     MergeRecipe(
@@ -50,7 +47,8 @@ _RINGS = (
         "ring_flash_attn_zigzag",
         "sigmoid",
         "down",
-        **_FLOAT32_RING,
+        dq=_DQ,
+        dkv=_DKV,
         source="zhuzilin/ring-flash-attention, ring_flash_attn/zigzag_ring_flash_attn.py, 89962823 (0.1.8)",
         versions="0.1.8",
         compared_with="update_out_and_lse of ring_flash_attn 0.1.8, CPU, torch 2.13.0, one thread",
@@ -60,7 +58,8 @@ _RINGS = (
         "yunchang",
         "sigmoid",
         "down",
-        **_FLOAT32_RING,
+        dq=_DQ,
+        dkv=_DKV,
         source="feifeibear/long-context-attention, yunchang/ring/utils.py, 0.6.4",
         versions="0.6.4",
         compared_with="update_out_and_lse of yunchang 0.6.4, CPU, torch 2.13.0, one thread",
@@ -80,10 +79,8 @@ _RINGS = (
 )
 
 _TE_PATH = "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"
-_TE_GRADIENTS = {
-    "dq": GradientSum("up_own_last", "own", "first"),
-    "dkv": GradientSum("down_own_last", "own", "first"),
-}
+_TE_DQ = GradientSum("up_own_last", "own", "first")
+_TE_DKV = GradientSum("down_own_last", "own", "first")
 
 _TRANSFORMER_ENGINE = (
     MergeRecipe(
@@ -91,7 +88,8 @@ _TRANSFORMER_ENGINE = (
         "two_passes",
         "down",
         carried_o="own",
-        **_TE_GRADIENTS,
+        dq=_TE_DQ,
+        dkv=_TE_DKV,
         source=f"NVIDIA/TransformerEngine, {_TE_PATH}, d0067d0d",
         versions="2.4 to 2.19",
         compared_with="the flash_attn_fwd_* functions of transformer_engine 2.4.0, 2.10.0, 2.15.0, 2.18.0, 2.19.0, CPU, eager, torch 2.13.0",
@@ -103,7 +101,8 @@ _TRANSFORMER_ENGINE = (
         "down",
         carried_o="own",
         fma=True,
-        **_TE_GRADIENTS,
+        dq=_TE_DQ,
+        dkv=_TE_DKV,
         source=f"NVIDIA/TransformerEngine, {_TE_PATH}, 2.20.2",
         versions="2.20.2",
         compared_with="the flash_attn_fwd_* functions of transformer_engine 2.20.2, CPU, eager, torch 2.13.0",

@@ -1,6 +1,6 @@
 """The whole ring in one process: run it, verify its schedule, count its cost, print it.
 
-1. ``attention``, ``layouts``, ``schedules``  public functions: check the arguments, then call the specification
+1. ``attention``, ``merging``, ``layouts``, ``schedules``  public functions: check the arguments, then call the specification
 2. ``ring``, ``lockstep``, ``run``  the whole ring, its loop over steps and workers, and its result
 3. ``validator``       proves that a schedule is valid, or says what is wrong with it
 4. ``cost``, ``show``  the cost of a ring, and the printed text of schedules, states and runs
