@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from ringspec.errors import DtypeError, OptionError, ShapeError, nearest, shown
 from ringspec.formats import name_of, store
+from ringspec.merges.forms.all_parts import all_parts
+from ringspec.merges.forms.pair import pair
 from ringspec.merges.forms.parts import Part
 from ringspec.merges.forms.running_lse import rescaling, two_passes
 from ringspec.merges.forms.sigmoid import sigmoid
+from ringspec.merges.forms.state import state
 from ringspec.merges.functions import NUMPY, Functions
 from ringspec.merges.numbers import Float32
 from ringspec.merges.recipe import MergeRecipe
@@ -26,6 +29,9 @@ FORMS: dict[str, Form] = {
     "sigmoid": sigmoid,
     "two_passes": two_passes,
     "rescaling": rescaling,
+    "pair": pair,
+    "all_parts": all_parts,
+    "state": state,
 }
 
 STORED = ("float32", "bfloat16", "float16")
@@ -76,6 +82,14 @@ def merge(
         fix = "pass ringspec.merges.Functions(exp=...)"
         raise OptionError("functions as ringspec.merges.Functions, or None", shown(given), fix)
     checked = as_parts(parts)
+    if used.form == "all_parts" and any(part.rows is not None for part in checked):
+        fix = "give the other rows of such a part lse=-inf and o=0"
+        raise OptionError(
+            f"parts of all rows for the recipe {used.name!r}", "a part with rows", fix
+        )
+    if used.form != "state" and any(part.sums is not None for part in checked):
+        fix = "normalise the parts, or choose a recipe of the form 'state'"
+        raise OptionError(f"normalised parts for the recipe {used.name!r}", "a part with sums", fix)
     own = name_of(checked[0].o.dtype)
     assert own is not None
     readable = [_emptied(part, used) for part in checked]

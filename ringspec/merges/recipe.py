@@ -7,10 +7,13 @@ computes when it merges: the formula, its operands' types and order, where it st
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ringspec.errors import OptionError, nearest, shown
+from ringspec.merges.functions import Functions
+from ringspec.merges.numbers import Float32
 
 __all__ = ["GradientSum", "MergeRecipe", "visits"]
 
@@ -73,6 +76,9 @@ class MergeRecipe:
     ``empty_lse``  values of a part's lse that are read as -inf: 'inf', 'nan'
     ``skips``     what is left out of the sum: 'nothing', 'zero_weight' (a part whose weight is 0, even if its o is NaN),
                   'zero_o' (an element of o that is 0, even if its weight is NaN)
+    ``weights``, ``sum_tree``  in the form 'all_parts': how a part is weighted, and how the exponentials are added
+    ``all_empty``  in the forms 'pair', 'all_parts' and 'state': lse of a row that no part saw, '-inf', 'inf' or '0'; o is then that
+                  of the first part (pair) or 0. 'as_computed': what the operations give
     ``fma``       whether the sum of a product and an addend is contracted to a fused multiply-add
     ``dq``, ``dkv``  sums of the gradients (:class:`GradientSum`); None if the implementation has no backward pass, or none
                   was read
@@ -93,6 +99,9 @@ class MergeRecipe:
     base: str = "e"
     empty_lse: tuple[str, ...] = ()
     skips: str = "nothing"
+    weights: str = "lse"
+    sum_tree: str = "sequential"
+    all_empty: str = "as_computed"
     fma: bool = False
     dq: GradientSum | None = None
     dkv: GradientSum | None = None
@@ -107,6 +116,9 @@ class MergeRecipe:
         _one_of("start", self.start, ("first", "zeros"))
         _one_of("base", self.base, ("e", "2"))
         _one_of("skips", self.skips, ("nothing", "zero_weight", "zero_o"))
+        _one_of("weights", self.weights, ("lse", "ratio", "reciprocal", "end"))
+        _one_of("sum_tree", self.sum_tree, ("sequential", "halves", "neighbours"))
+        _one_of("all_empty", self.all_empty, ("as_computed", "-inf", "inf", "0"))
         for mark in self.empty_lse:
             _one_of("empty_lse", mark, ("inf", "nan"))
         for flag in ("products_rounded", "fma"):
@@ -117,6 +129,14 @@ class MergeRecipe:
     def carried_in(self, own: str) -> str:
         """Return the format in which o is carried between steps, for parts of the format ``own``."""
         return own if self.carried_o == "own" else "float32"
+
+    def exponential(self, functions: Functions) -> Callable[[Float32], Float32]:
+        """Return exp or exp2 of ``functions``, after ``base``."""
+        return functions.exp if self.base == "e" else functions.exp2
+
+    def logarithm(self, functions: Functions) -> Callable[[Float32], Float32]:
+        """Return log or log2 of ``functions``, after ``base``."""
+        return functions.log if self.base == "e" else functions.log2
 
     def replace(self, **changes: Any) -> MergeRecipe:
         """Return a copy with some fields changed; give it a new ``name``. Its ``compared_with`` becomes None.

@@ -1,7 +1,8 @@
-"""The merge recipes of public implementations, each with its source and with what was executed beside it."""
+"""The merge recipes of public rings, each with its source and with what was executed beside it; :data:`MERGES` has all."""
 
 from __future__ import annotations
 
+from ringspec.merges.inference import INFERENCE, UNNORMALISED
 from ringspec.merges.recipe import GradientSum, MergeRecipe
 
 __all__ = ["MERGES"]
@@ -70,11 +71,10 @@ _RINGS = (
         "sigmoid",
         "up",
         dq=GradientSum("up", "float32", "zeros"),
-        dkv=GradientSum("down", "float32", "zeros"),
         source="huggingface/diffusers, src/diffusers/models/attention_dispatch.py, 0.42.1",
         versions="0.42.1",
         compared_with="TemplatedRingAttention of diffusers 0.42.1, CPU, torch 2.13.0, one thread",
-        note="convert_to_fp32=True, the default; the other direction",
+        note="convert_to_fp32=True; no dkv: from 3 workers on, its sums of dk and dv mix the blocks of different workers",
     ),
 )
 
@@ -110,4 +110,22 @@ _TRANSFORMER_ENGINE = (
     ),
 )
 
-MERGES: dict[str, MergeRecipe] = {recipe.name: recipe for recipe in (*_RINGS, *_TRANSFORMER_ENGINE)}
+_THD = MergeRecipe(
+    "te_thd",
+    "two_passes",
+    "down",
+    carried_o="own",
+    start="zeros",
+    products_rounded=True,
+    skips="zero_o",
+    dq=_TE_DQ,
+    dkv=_TE_DKV,
+    source="NVIDIA/TransformerEngine, transformer_engine/common/fused_attn/context_parallel.cu, d0067d0d",
+    versions="d0067d0d",
+    note="packed documents [T, H, D], a CUDA kernel: product and sum are rounded, and where o is 0 nothing is added",
+)
+
+MERGES: dict[str, MergeRecipe] = {
+    recipe.name: recipe
+    for recipe in (*_RINGS, *_TRANSFORMER_ENGINE, _THD, *INFERENCE, *UNNORMALISED)
+}
