@@ -5,6 +5,7 @@
 3. ``functions``  the elementary functions, which the caller may supply
 4. ``table``      the recipes of public implementations: :data:`MERGES`
 5. ``merge``      partial results and a recipe in, bits out
+6. ``gradients``  sums of the gradients
 
 The promise: bit-exact from given partial results, with the elementary functions supplied. It does not cover what
 determines the partial results, a compiler that contracts products and sums, or the order of a collective's sum.
@@ -12,6 +13,7 @@ determines the partial results, a compiler that contracts products and sums, or 
 
 from ringspec.merges.forms.parts import Part
 from ringspec.merges.functions import NUMPY, Functions
+from ringspec.merges.gradients import add_gradients
 from ringspec.merges.merge import FORMS, merge, merge_recipe
 from ringspec.merges.recipe import GradientSum, MergeRecipe, visits
 from ringspec.merges.table import MERGES
@@ -24,6 +26,7 @@ __all__ = [
     "GradientSum",
     "MergeRecipe",
     "Part",
+    "add_gradients",
     "merge",
     "merge_recipe",
     "visits",

@@ -85,6 +85,7 @@ class MergeRecipe:
     ``source``    repository, path and commit or release
     ``versions``  releases for which the recipe holds, as far as known
     ``compared_with``  the real code that was executed beside the recipe, and how; None: the recipe is from reading alone
+    ``gradients_compared_with``  the same for ``dq`` and ``dkv``
     ``note``      one sentence
 
     A recipe may give NaN where its original does. That describes the original, and excuses nothing in a verdict.
@@ -108,6 +109,7 @@ class MergeRecipe:
     source: str = ""
     versions: str = ""
     compared_with: str | None = None
+    gradients_compared_with: str | None = None
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -139,7 +141,7 @@ class MergeRecipe:
         return functions.log if self.base == "e" else functions.log2
 
     def replace(self, **changes: Any) -> MergeRecipe:
-        """Return a copy with some fields changed; give it a new ``name``. Its ``compared_with`` becomes None.
+        """Return a copy with some fields changed; give it a new ``name``. What it was compared with becomes None.
 
         An unknown field raises OptionError.
         """
@@ -148,7 +150,9 @@ class MergeRecipe:
             if name not in known:
                 expected = "a field of a merge recipe"
                 raise OptionError(expected, shown(name), nearest(name, known), code="unknown-name")
-        return dataclasses.replace(self, **{"compared_with": None, **changes})
+        return dataclasses.replace(
+            self, **{"compared_with": None, "gradients_compared_with": None, **changes}
+        )
 
 
 def _one_of(what: str, given: Any, known: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ _RINGS = (
         source="pytorch, torch/distributed/tensor/experimental/_context_parallel/_attention.py, 2.13.0",
         versions="2.13",
         compared_with="_SDPAMerger of torch 2.13.0, CPU, eager, one thread",
+        gradients_compared_with="_templated_ring_attention_backward of torch 2.13.0, CPU",
         note="context parallelism of torch with convert_to_f32=True, the default",
     ),
     MergeRecipe(
@@ -31,6 +32,7 @@ _RINGS = (
         source="pytorch, torch/distributed/tensor/experimental/_context_parallel/_attention.py, 2.13.0",
         versions="2.13",
         compared_with="_SDPAMerger of torch 2.13.0, CPU, eager, one thread",
+        gradients_compared_with="_templated_ring_attention_backward of torch 2.13.0, CPU",
         note="context parallelism of torch with convert_to_f32=False: only the first difference is narrow",
     ),
     MergeRecipe(
@@ -42,6 +44,7 @@ _RINGS = (
         source="zhuzilin/ring-flash-attention, ring_flash_attn/utils.py and ring_flash_attn.py, 89962823 (0.1.8)",
         versions="0.1.8",
         compared_with="update_out_and_lse of ring_flash_attn 0.1.8, CPU, torch 2.13.0, one thread",
+        gradients_compared_with="ring_flash_attn_backward of ring_flash_attn 0.1.8, CPU, torch 2.13.0",
         note="contiguous; the final dq is bfloat16 whatever the type of q",
     ),
     MergeRecipe(
@@ -53,6 +56,7 @@ _RINGS = (
         source="zhuzilin/ring-flash-attention, ring_flash_attn/zigzag_ring_flash_attn.py, 89962823 (0.1.8)",
         versions="0.1.8",
         compared_with="update_out_and_lse of ring_flash_attn 0.1.8, CPU, torch 2.13.0, one thread",
+        gradients_compared_with="zigzag_ring_flash_attn_backward of ring_flash_attn 0.1.8, CPU, torch 2.13.0",
         note="zigzag: the parts of later ranks cover the second half of the rows",
     ),
     MergeRecipe(
@@ -73,7 +77,8 @@ _RINGS = (
         dq=GradientSum("up", "float32", "zeros"),
         source="huggingface/diffusers, src/diffusers/models/attention_dispatch.py, 0.42.1",
         versions="0.42.1",
-        compared_with="TemplatedRingAttention of diffusers 0.42.1, CPU, torch 2.13.0, one thread",
+        gradients_compared_with="TemplatedRingAttention.backward of diffusers 0.42.1, CPU, torch 2.13.0",
+        compared_with="TemplatedRingAttention.forward of diffusers 0.42.1, CPU, torch 2.13.0, one thread",
         note="convert_to_fp32=True; no dkv: from 3 workers on, its sums of dk and dv mix the blocks of different workers",
     ),
 )

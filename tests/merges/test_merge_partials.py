@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from merges.partials import Case, same_bits
 
 import ringspec as rs
 from ringspec.errors import DtypeError, OptionError, ShapeError
-from ringspec.merges import FORMS, MERGES, Functions, MergeRecipe, Part, merge, visits
+from ringspec.formats import store
+from ringspec.merges import (
+    FORMS,
+    MERGES,
+    Functions,
+    GradientSum,
+    MergeRecipe,
+    Part,
+    add_gradients,
+    merge,
+    visits,
+)
 from ringspec.recipes import RECIPES
 from ringspec.rings.layouts import make_layout, shard
 from ringspec.spec.block import block_forward
@@ -103,6 +116,28 @@ def test_the_order_of_the_parts_decides_some_bits():
     assert not same_bits(merge(parts, "torch_cp")[0], merge(parts[::-1], "torch_cp")[0])
 
 
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [({"carried": "own"}, "bf16"), ({"start": "zeros"}, "zero"), ({"result": "float32"}, "dtype")],
+)
+def test_each_field_of_a_gradient_sum_decides_some_bits(changes, names):
+    how = GradientSum("down", "float32", "first")
+    random = np.random.default_rng(3)
+    shares = [store(random.normal(0, 1, 50), "bfloat16") for _ in range(4)]
+    for share in shares:
+        share[0] = -0.0
+    changed = dataclasses.replace(how, **changes)
+    assert not same_bits(add_gradients(shares, how, (50,)), add_gradients(shares, changed, (50,)))
+
+
+def test_a_gradient_is_the_sum_of_its_contributions_in_their_rows():
+    how = GradientSum("down", "float32", "first")
+    total = add_gradients([O[0, 0], (2 * O[0, 0, 2:], slice(2, None))], how, (4, 3))
+    assert total.tolist() == [[1.0] * 3] * 2 + [[3.0] * 3] * 2
+    alone = add_gradients([(O[0, 0, :1], slice(0, 1))], how, (4, 3))
+    assert alone.tolist() == [[1.0] * 3] + [[0.0] * 3] * 3
+
+
 def test_the_elementary_functions_are_those_supplied():
     called = []
     exp = Functions(exp=lambda x: called.append("exp") or np.exp(x))
@@ -153,6 +188,16 @@ REFUSED = {
     "an exp that is no function": (lambda: Functions(exp=3), OptionError),
     "an unknown field": (lambda: MERGES["te_p2p"].replace(order2="up"), OptionError),
     "an unknown form": (lambda: merge([(O, LSE)], MergeRecipe("x", "y", "up")), OptionError),
+    "no contribution": (lambda: add_gradients([], MERGES["te_p2p"].dq, (1,)), ShapeError),
+    "a sum that is none": (lambda: add_gradients([O], MERGES["diffusers"].dkv, O.shape), OptionError),
+    "a contribution of another shape": (
+        lambda: add_gradients([O], MERGES["te_p2p"].dq, (1, 2, 4, 4)), ShapeError),
+    "contributions of two dtypes": (
+        lambda: add_gradients([O, store(O, "bfloat16")], MERGES["te_p2p"].dq, O.shape), DtypeError),
+    "a part of rows where all are needed": (
+        lambda: merge([(O, LSE), Part(O, LSE, slice(None))], "vllm_dcp_a2a"), OptionError),
+    "an unnormalised part where none is known": (
+        lambda: merge([Part(O, LSE, sums=LSE)], "te_p2p"), OptionError),
     "an unknown order": (lambda: MergeRecipe("x", "sigmoid", "sideways"), OptionError),
 }  # fmt: skip
 

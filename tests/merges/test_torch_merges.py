@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
 from merges.partials import cases, same_bits
@@ -74,3 +75,36 @@ def update_of(module: str):
         with installed("flash_attn"):
             importlib.import_module(module)
     return sys.modules[module].update_out_and_lse
+
+
+@pytest.mark.parametrize("case", cases(zigzag=(False,)), ids=str)
+def test_diffusers_gives_the_bits_of_its_ring(monkeypatch, case):
+    torch = pytest.importorskip("torch")
+    loop = needed("diffusers.models.attention_dispatch")
+    gathered = SimpleNamespace(all_gather_tensor=lambda x, **_: x.repeat(case.workers))
+    monkeypatch.setattr(loop, "funcol", gathered)
+    parts = case.parts(axes="BSH")
+    blocks = iter([(tensor(part.o), tensor(part.lse)) for part in parts])
+    cp = SimpleNamespace(
+        _ring_mesh=SimpleNamespace(get_group=lambda: None),
+        _ring_local_rank=case.rank,
+        ring_degree=case.workers,
+        convert_to_fp32=True,
+    )
+    whole = torch.zeros_like(tensor(parts[0].o))
+    with one_thread():
+        o, lse = loop.TemplatedRingAttention.forward(
+            SimpleNamespace(),
+            *[whole] * 3,
+            attn_mask=None,
+            dropout_p=0.0,
+            is_causal=False,
+            scale=None,
+            enable_gqa=False,
+            return_lse=True,
+            forward_op=lambda *_, **__: next(blocks),
+            backward_op=None,
+            _parallel_config=SimpleNamespace(context_parallel_config=cp),
+        )
+        got_o, got_lse = merge(parts, "diffusers", torch_functions())
+    assert same_bits(got_o, array(o)) and same_bits(got_lse, array(lse))
