@@ -21,6 +21,7 @@ from ringspec.rings.attention import (
 from ringspec.rings.cost import Cost, cost, timeline
 from ringspec.rings.layouts import make_layout, shard, unpermute, unshard
 from ringspec.rings.merging import merge_partials
+from ringspec.rings.replay_as import replay_as
 from ringspec.rings.ring import ring
 from ringspec.rings.run import Run, WorkerResult
 from ringspec.rings.schedules import backward_schedule, cp_offset, forward_schedule
@@ -57,6 +58,7 @@ __all__ = [
     "make_layout",
     "merge_partials",
     "read_tensors",
+    "replay_as",
     "ring",
     "shard",
     "timeline",

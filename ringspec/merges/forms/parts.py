@@ -36,6 +36,11 @@ class Part:
         """The sum of exponentials relative to ``lse``: ``sums``, or ones."""
         return np.ones_like(self.lse) if self.sums is None else self.sums
 
+    def of_rows(self, rows: Any) -> Part:
+        """Return the part of these rows alone."""
+        sums = None if self.sums is None else self.sums[rows]
+        return Part(self.o[rows], self.lse[rows], rows, sums)
+
     def at(self, whole: Float32) -> Float32:
         """Return the rows of ``whole`` that this part covers, a view."""
         return whole if self.rows is None else whole[self.rows]
