@@ -60,6 +60,7 @@ WHOLE = (
     "ringspec.formats",
     "ringspec.interfaces.ejkernel",
     "ringspec.interfaces.nkilib",
+    "ringspec.merges",
     "ringspec.plan",
     "ringspec.recipes",
     "ringspec.render",
@@ -96,6 +97,7 @@ CHOSEN = {
         "zigzag",
         "zigzag_per_document",
     ),
+    "ringspec.rings.replay_as": ("Changes", "Replay"),
     "ringspec.rings.layouts": (
         "from_table",
         "lse_from_tiles",
