@@ -156,7 +156,10 @@ PACKAGES = {
         4,
         3,
         "the whole ring in one process: run, validator, cost",
-        ("ringspec.problem", "ringspec.spec", "ground"),
+        ("ringspec.merges", "ringspec.problem", "ringspec.spec", "ground"),
+    ),
+    "ringspec.merges": Package(
+        6, 1, "merges of partial results as public systems compute them", ("ground",)
     ),
     "ringspec.spec": Package(
         5, 3, "the specification: the algorithm alone", ("ringspec.problem", "ground")

@@ -20,6 +20,7 @@ from formulas import ESSENCE, FORMULAS
 
 import ringspec.cli
 from ringspec.conformance.report.report import read_report, report_lines
+from ringspec.merges import MERGES
 from ringspec.recipes import RECIPES, ROUNDING_POINTS
 from ringspec.render import page
 from ringspec.spec.rules import RULES, Rule
@@ -288,6 +289,7 @@ def reference() -> None:
     folder.mkdir(exist_ok=True)
     (folder / "cli.rst").write_text(command_line(), encoding="utf-8")
     (folder / "recipes.rst").write_text(recipe_table(), encoding="utf-8")
+    (folder / "merges.rst").write_text(merge_table(), encoding="utf-8")
     (folder / "architecture.rst").write_text(architecture.table(), encoding="utf-8")
 
 
@@ -324,6 +326,30 @@ def click_context(command: click.Command, name: str, parent: click.Context | Non
 def help_of(command: click.Command, context: click.Context) -> str:
     text = "\n".join(f"   {line}".rstrip() for line in command.get_help(context).splitlines())
     return f".. code-block:: text\n\n{text}\n"
+
+
+def merge_table() -> str:
+    """The table of merge recipes: a row for each, with its source and what it was compared with."""
+    rows = [["recipe", "form", "what it is", "source", "releases", "compared with"]]
+    for name, one in MERGES.items():
+        compared = one.compared_with or "**nothing; from reading alone**"
+        if one.gradients_compared_with:
+            compared += f"; gradients: {one.gradients_compared_with}"
+        elif one.dq is not None:
+            compared += "; gradients: **nothing**"
+        rows.append([f"``{name}``", one.form, one.note, one.source, one.versions, compared])
+    rows[1:] = [[row[0], *(plain_cell(cell) for cell in row[1:])] for row in rows[1:]]
+    return table(rows, "2 2 4 4 2 4")
+
+
+def plain_cell(text: str) -> str:
+    """A cell without reStructuredText's targets and substitutions: a name such as ``fwd_`` is no link.
+
+    >>> plain_cell("flash_attn_fwd_* and x_")
+    'flash_attn_fwd\\\\_\\\\* and x\\\\_'
+    """
+    kept = re.split(r"(\*\*.*?\*\*)", text)
+    return "".join(part if part.startswith("**") else SPECIAL.sub(r"\\\1", part) for part in kept)
 
 
 def recipe_table() -> str:

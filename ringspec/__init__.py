@@ -18,10 +18,11 @@ from ringspec.rings.attention import (
     attention,
     attention_backward,
     attention_block_backward,
-    merge_partials,
 )
 from ringspec.rings.cost import Cost, cost, timeline
 from ringspec.rings.layouts import make_layout, shard, unpermute, unshard
+from ringspec.rings.merging import merge_partials
+from ringspec.rings.replay_as import replay_as
 from ringspec.rings.ring import ring
 from ringspec.rings.run import Run, WorkerResult
 from ringspec.rings.schedules import backward_schedule, cp_offset, forward_schedule
@@ -65,6 +66,7 @@ __all__ = [
     "make_layout",
     "merge_partials",
     "read_tensors",
+    "replay_as",
     "ring",
     "shard",
     "timeline",

@@ -1,4 +1,4 @@
-"""Public functions for dense attention, its gradients, the gradients of one block, and the merge of partial results.
+"""Public functions for dense attention, its gradients, and the gradients of one block.
 
 Each function checks its arguments and calls a function of the specification. Results are float64. The formulas are in
 :mod:`ringspec.spec.dense_forward` and :mod:`ringspec.spec.dense_backward`.
@@ -6,20 +6,16 @@ Each function checks its arguments and calls a function of the specification. Re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ringspec.errors import ShapeError
 from ringspec.formats import check_results
-from ringspec.problem.checks import check_partials
 from ringspec.problem.options import Options, check, check_gradients, check_lse, takes_options
 from ringspec.spec.block import block_backward
 from ringspec.spec.dense_backward import Gradients, dense_backward, sink_gradient
 from ringspec.spec.dense_forward import Forward, dense_forward
-from ringspec.spec.online_softmax import merge_all
 
 
 @takes_options
@@ -95,28 +91,6 @@ def attention_block_backward(
     dsinks = None if sinks is None else sink_gradient(sinks, lse, delta) + 0.0
     check_results(dsinks=dsinks)
     return as_given(Gradients(share.dq, share.dk, share.dv, dsinks, share.dbias), options)
-
-
-def merge_partials(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> Forward:
-    """Merge normalised partial results (o_n, lse_n) over disjoint keys into the result over all keys.
-
-    ``parts`` is a list of pairs (o_n [B, H, S, Dv], lse_n [B, H, S]). lse_n is a natural log, and -inf where a part saw
-    no key. The result is lse = log sum exp lse_n, o = sum exp(lse_n - lse) o_n (SOFT-2, SOFT-3, SOFT-4). Raises
-    :class:`~ringspec.errors.ShapeError` if the list is empty or the shapes differ.
-
-    >>> import numpy as np
-    >>> o, lse = np.ones((1, 1, 1, 2)), np.zeros((1, 1, 1))
-    >>> merge_partials([(o, lse), (3 * o, lse + np.log(3.0))]).o.tolist()
-    [[[[2.5, 2.5]]]]
-    """
-    pairs = check_partials(parts)
-    if len({o.shape for o, _ in pairs}) != 1:
-        raise ShapeError(
-            "at least one pair (o, lse), all of the same shape",
-            str([o.shape for o, _ in pairs]),
-            "pass parts of the same query rows",
-        )
-    return Forward(*merge_all(pairs))
 
 
 def as_given(result: Gradients, options: Any) -> Gradients:

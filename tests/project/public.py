@@ -61,6 +61,7 @@ WHOLE = (
     "ringspec.interfaces.ejkernel",
     "ringspec.interfaces.nkilib",
     "ringspec.layouts",
+    "ringspec.merges",
     "ringspec.plan",
     "ringspec.recipes",
     "ringspec.render",
@@ -97,6 +98,7 @@ CHOSEN = {
         "zigzag",
         "zigzag_per_document",
     ),
+    "ringspec.rings.replay_as": ("Changes", "Replay"),
     "ringspec.rings.layouts": (
         "from_table",
         "lse_from_tiles",

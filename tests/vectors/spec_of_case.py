@@ -14,7 +14,7 @@ import numpy as np
 from ringspec.formats import load, round_to
 from ringspec.problem.options import check, default_scale
 from ringspec.recipes import recipe
-from ringspec.rings import attention, layouts, schedules
+from ringspec.rings import attention, layouts, merging, schedules
 from ringspec.rings.ring import ring
 from ringspec.spec import online_softmax
 from ringspec.spec.block import block_backward
@@ -53,7 +53,7 @@ def schedule_results(case):
 
 def merge_results(case, x):
     pairs = list(zip(x["parts_o"], x["parts_lse"], strict=True))
-    whole = attention.merge_partials(pairs)
+    whole = merging.merge_partials(pairs)
     results = {"o": whole.o, "lse": whole.lse}
     used = recipe("float64").replace(name="stored", merge=case.formats.inputs)
     weights = [np.where(np.isneginf(lse), 0.0, 1.0) for _, lse in pairs]

@@ -1,0 +1,151 @@
+"""Measure what each form of merge loses, and write the table and the figure of learn/merges.md.
+
+python docs/merge_errors.py        # takes about 10 seconds
+
+The reference is the exact merge of the same partial results, in float64. Errors are rms(error) / rms(o).
+"""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from ringspec.formats import store
+from ringspec.merges import MERGES, Part, merge
+
+PAGE = Path(__file__).parent / "learn" / "merges.md"
+FIGURE = Path(__file__).parent / "images" / "merge_errors.svg"
+START, END = "<!-- table -->\n", "<!-- end of the table -->\n"
+# One recipe for each form and rounding.
+SHOWN = {
+    "torch_cp": "#1b7837",
+    "te_p2p": "#d6604d",
+    "te_p2p_2_20": "#b2182b",
+    "te_thd": "#ef8a62",
+    "vllm_merge": "#2166ac",
+    "vllm_dcp_ag_rs": "#67a9cf",
+    "vllm_dcp_a2a": "#762a83",
+    "fa3": "#7fbc41",
+    "nki_ring": "#8c510a",
+}
+WORKERS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def parts_of(workers: int, fmt: str, level: float) -> list[Part]:
+    """Random parts of 16384 elements of o; lse has a standard deviation of 1 around ``level``."""
+    random = np.random.default_rng(0)
+    return [
+        Part(
+            store(random.normal(0, 1, (1, 16, 64, 16)), fmt),
+            random.normal(level, 1, (1, 16, 64)).astype(np.float32),
+        )
+        for _ in range(workers)
+    ]
+
+
+def exact(parts: list[Part]) -> np.ndarray:
+    lse = np.array([part.lse for part in parts], np.float64)
+    weights = np.exp(lse - lse.max(axis=0))
+    products = [
+        w[..., None] * part.o.astype(np.float64) for w, part in zip(weights, parts, strict=True)
+    ]
+    return np.sum(products, axis=0) / weights.sum(axis=0)[..., None]
+
+
+def error(name: str, workers: int, fmt: str, level: float, unit: float = 1.0) -> float:
+    """The error of a recipe; ``unit``: a factor of the lse that it is given, which stands for a wrong base."""
+    parts = parts_of(workers, fmt, level)
+    given = [Part(part.o, (part.lse * unit).astype(np.float32)) for part in parts]
+    want = exact(parts)
+    difference = merge(given, name)[0].astype(np.float64) - want
+    return float(np.sqrt((difference**2).mean() / (want**2).mean()))
+
+
+def empty(name: str, which: tuple[int, ...]) -> str:
+    """What a recipe gives for a row of three parts, of which those in ``which`` saw no key: o and lse, in words."""
+    o = [np.full((1, 1, 1, 1), 0.0 if n in which else 1.0, np.float32) for n in range(3)]
+    lse = [np.full((1, 1, 1), -np.inf if n in which else 0.0, np.float32) for n in range(3)]
+    found, total = (float(x.ravel()[0]) for x in merge(list(zip(o, lse, strict=True)), name))
+    if math.isnan(found) or math.isnan(total):
+        return "NaN"
+    if len(which) == 3:
+        return f"{found:g}, {total:g}"
+    right = found == 1 and abs(total - math.log(3 - len(which))) < 1e-6
+    return "right" if right else f"{found:g}, {total:g}"
+
+
+def row(name: str) -> list[str]:
+    cells = [f"{error(name, w, 'bfloat16', 5):.1e}" for w in (2, 8, 64)]
+    cells += [f"{error(name, w, 'float32', 1000):.1e}" for w in (2, 64)]
+    cells.append(f"{error(name, 8, 'float32', 5, unit=1 / math.log(2)):.1e}")
+    label = f"`{name}`" if MERGES[name].compared_with else f"`{name}` (read only)"
+    return [label, *cells, *(empty(name, which) for which in ((0,), (0, 1), (0, 1, 2)))]
+
+
+def table() -> str:
+    head = (
+        "recipe|bf16, W = 2|8|64|lse about 1000, float32, W = 2|64|lse in base 2|part 0 empty|parts 0, 1 empty|all empty"
+    ).split("|")
+    rows = [head, ["---"] * len(head), *(row(name) for name in SHOWN)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+LEFT, TOP, WIDE, HIGH = 64, 20, 470, 260
+LOW, TOP_VALUE = 1e-3, 2e-2
+
+
+def place(workers: int, value: float) -> tuple[float, float]:
+    x = LEFT + WIDE * math.log2(workers) / math.log2(WORKERS[-1])
+    share = math.log(value / LOW) / math.log(TOP_VALUE / LOW)
+    return round(x, 1), round(TOP + HIGH * (1 - share), 1)
+
+
+def figure() -> str:
+    """The error of o in bfloat16 against the number of workers, as SVG with two logarithmic axes."""
+    lines = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 330" role="img" font-family="sans-serif" font-size="12">',
+        "<title>Error of o in bfloat16 against the number of workers, for each merge</title>",
+        '<rect width="680" height="330" fill="#fff"/>',
+    ]
+    for value in (1e-3, 2e-3, 5e-3, 1e-2, 2e-2):
+        y = place(1, value)[1]
+        lines.append(f'<path d="M{LEFT} {y}H{LEFT + WIDE}" stroke="#ddd"/>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{value:.0e}</text>')
+    for workers in WORKERS:
+        x = place(workers, LOW)[0]
+        lines.append(f'<text x="{x}" y="{TOP + HIGH + 16}" text-anchor="middle">{workers}</text>')
+    middle = LEFT + WIDE / 2
+    lines.append(f'<text x="{middle}" y="{TOP + HIGH + 36}" text-anchor="middle">workers W</text>')
+    ends = {}
+    for name, colour in SHOWN.items():
+        points = [place(w, max(error(name, w, "bfloat16", 5), LOW)) for w in WORKERS]
+        path = " ".join(f"{x},{y}" for x, y in points)
+        lines.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
+        )
+        ends[name] = points[-1][1]
+    for name, y in apart(ends).items():
+        lines.append(f'<text x="{LEFT + WIDE + 8}" y="{y + 4}" fill="{SHOWN[name]}">{name}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def apart(ends: dict[str, float]) -> dict[str, float]:
+    """Move labels down so that they are 14 apart."""
+    names = sorted(ends, key=lambda name: ends[name])
+    moved = dict(ends)
+    for above, below in pairwise(names):
+        moved[below] = max(moved[below], moved[above] + 14)
+    return moved
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    after = rest.partition(END)[2]
+    PAGE.write_text(before + START + table() + END + after, encoding="utf-8")
+    FIGURE.write_text(figure(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Merges of partial results as public implementations compute them, operation by operation.
+
+1. ``recipe``     a merge as data: :class:`MergeRecipe`, and the order in which a worker visits the parts
+2. ``forms``      one file for each formula
+3. ``functions``  the elementary functions, which the caller may supply
+4. ``table``      the recipes of public implementations: :data:`MERGES`
+5. ``merge``      partial results and a recipe in, bits out
+6. ``gradients``  sums of the gradients
+
+The promise: bit-exact from given partial results, with the elementary functions supplied. It does not cover what
+determines the partial results, a compiler that contracts products and sums, or the order of a collective's sum.
+"""
+
+from ringspec.merges.forms.parts import Part
+from ringspec.merges.functions import NUMPY, Functions
+from ringspec.merges.gradients import add_gradients
+from ringspec.merges.merge import FORMS, merge, merge_recipe
+from ringspec.merges.recipe import GradientSum, MergeRecipe, visits
+from ringspec.merges.table import MERGES
+
+__all__ = [
+    "FORMS",
+    "MERGES",
+    "NUMPY",
+    "Functions",
+    "GradientSum",
+    "MergeRecipe",
+    "Part",
+    "add_gradients",
+    "merge",
+    "merge_recipe",
+    "visits",
+]

@@ -1,0 +1,152 @@
+"""Merge recipes of inference systems and kernels. None was executed beside the recipe: they are from reading alone.
+
+A GPU compiler may contract products and sums, and kernels use approximate exponentials (``ex2.approx``), so the source does
+not determine the bits of a run. ``fma=True`` declares the contraction.
+"""
+
+from __future__ import annotations
+
+from ringspec.merges.recipe import GradientSum, MergeRecipe
+
+__all__ = ["INFERENCE", "UNNORMALISED"]
+
+_VLLM = "vllm-project/vllm, vllm/v1/attention/ops"
+
+INFERENCE = (
+    MergeRecipe(
+        "sglang_merge",
+        "pair",
+        "by_rank",
+        carried_o="own",
+        empty_lse=("inf",),
+        source="sgl-project/sglang, kernels/ops/attention/, merge_state_triton, 0.5.23",
+        versions="0.5.23",
+        note="prefix and suffix of a row; lse [tokens, H]; two empty parts give NaN",
+    ),
+    MergeRecipe(
+        "vllm_merge",
+        "pair",
+        "by_rank",
+        carried_o="own",
+        empty_lse=("inf",),
+        source=f"{_VLLM}/triton_merge_attn_states.py, 01ac819c",
+        versions="01ac819c",
+        note="prefix and suffix of a row, Triton; lse [H, tokens]; two empty parts give NaN",
+    ),
+    MergeRecipe(
+        "vllm_merge_cuda",
+        "pair",
+        "by_rank",
+        carried_o="own",
+        empty_lse=("inf",),
+        all_empty="-inf",
+        source="vllm-project/vllm, csrc/libtorch_stable/attention/, merge_attn_states, 03f97cce",
+        versions="03f97cce",
+        note="as vllm_merge, but two empty parts give the prefix's o and lse -inf",
+    ),
+    MergeRecipe(
+        "vllm_dcp_ag_rs",
+        "all_parts",
+        "by_rank",
+        carried_o="own",
+        products_rounded=True,
+        empty_lse=("nan", "inf"),
+        skips="zero_weight",
+        sum_tree="halves",
+        source=f"{_VLLM}/common.py, cp_lse_ag_out_rs, 05cce93f",
+        versions="05cce93f",
+        note="each weighted part is stored in the type of o, and a reduce-scatter adds them in this type, here by rank",
+    ),
+    MergeRecipe(
+        "vllm_dcp_a2a",
+        "all_parts",
+        "by_rank",
+        empty_lse=("nan", "inf"),
+        skips="zero_weight",
+        source=f"{_VLLM}/dcp_alltoall.py, 03752bec",
+        versions="03752bec",
+        note="the weighted parts are added in float32 by rank, with one rounding",
+    ),
+    MergeRecipe(
+        "sglang_dcp_a2a",
+        "all_parts",
+        "by_rank",
+        empty_lse=("nan", "inf"),
+        skips="zero_weight",
+        weights="end",
+        source="sgl-project/sglang, srt/layers/dcp/comm.py, 0.5.23",
+        versions="0.5.23",
+        note="the division is the last operation",
+    ),
+    MergeRecipe(
+        "flash_decoding_fa2",
+        "all_parts",
+        "by_rank",
+        sum_tree="halves",
+        start="zeros",
+        all_empty="inf",
+        source="Dao-AILab/flash-attention, csrc/flash_attn/src/flash_fwd_kernel.h, 0251105a",
+        versions="0251105a",
+        note="splits of the keys within one device; a row without keys has lse +inf",
+    ),
+    MergeRecipe(
+        "fa3",
+        "all_parts",
+        "by_rank",
+        skips="zero_weight",
+        weights="reciprocal",
+        sum_tree="halves",
+        start="zeros",
+        source="Dao-AILab/flash-attention, hopper/flash_fwd_combine_kernel.h, 0251105a",
+        versions="0251105a",
+        note="as flash_decoding_fa2, but a row without keys has lse -inf",
+    ),
+    MergeRecipe(
+        "helix",
+        "all_parts",
+        "by_rank",
+        weights="reciprocal",
+        sum_tree="neighbours",
+        start="zeros",
+        source="NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/kernels/helixKernels.cu, 000d88bc",
+        versions="000d88bc",
+        note="its statistics are pairs (max, sum); the recipe is for a sum of 1, that is max = lse; an empty row is 0, there NaN",
+    ),
+    MergeRecipe(
+        "flashinfer_merge",
+        "pair",
+        "by_rank",
+        carried_o="own",
+        base="2",
+        all_empty="-inf",
+        source="flashinfer-ai/flashinfer, include/flashinfer/attention/cascade.cuh, fb28d724",
+        versions="fb28d724",
+        note="two states, lse in base 2; the kernel's exp2 and log2 are approximate instructions",
+    ),
+)
+
+# A part of these recipes is (m, l, o) with o unnormalised: Part(o, lse=m, sums=l).
+UNNORMALISED = (
+    MergeRecipe(
+        "nki_ring",
+        "state",
+        "down",
+        carried_o="own",
+        products_rounded=True,
+        all_empty="0",
+        source="aws-neuron/nki-library, nkilib/experimental/attention/ring_attention_fwd.py, 092a49dc",
+        versions="092a49dc",
+        note="parts are unnormalised; a row without keys has lse 0",
+    ),
+    MergeRecipe(
+        "tokamax",
+        "state",
+        "down",
+        dq=GradientSum("down", "float32", "zeros", "carried"),
+        dkv=GradientSum("up", "float32", "zeros", "carried"),
+        all_empty="-inf",
+        source="openxla/tokamax, tpu/splash_attention/ring_attention_kernel.py, 783ea957",
+        versions="783ea957",
+        note="a part is (max, exp(lse - max), o exp(lse - max)) in float32; XLA on a CPU contracts (fma)",
+    ),
+)

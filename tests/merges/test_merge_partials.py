@@ -1,0 +1,209 @@
+"""``ringspec.merge_partials`` with a recipe: the bits of the specification's ring, of float32, and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from merges.partials import Case, same_bits
+
+import ringspec as rs
+from ringspec.errors import DtypeError, OptionError, ShapeError
+from ringspec.formats import store
+from ringspec.merges import (
+    FORMS,
+    MERGES,
+    Functions,
+    GradientSum,
+    MergeRecipe,
+    Part,
+    add_gradients,
+    merge,
+    visits,
+)
+from ringspec.recipes import RECIPES
+from ringspec.rings.layouts import make_layout, shard
+from ringspec.spec.block import block_forward
+
+LAYOUTS = ("contiguous", "zigzag")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_a_recipe_of_rounding_points_gives_the_bits_of_the_specifications_ring(name, layout):
+    random = np.random.default_rng(7)
+    q, k, v = random.normal(0, 0.4, (3, 1, 2, 24, 8))
+    for workers in (1, 3, 4):
+        states = []
+
+        def kept(*arguments, states=states):
+            states.append(block_forward(*arguments))
+            return states[-1]
+
+        run = rs.ring(
+            q, k, v, workers=workers, layout=layout, causal=True, recipe=name, block_forward=kept
+        )
+        wanted_o, wanted_lse = (
+            shard(x, make_layout(layout, 24, workers)) for x in (run.o, run.lse)
+        )
+        for worker in range(workers):
+            parts = [Part(s.o, s.m, sums=s.l) for s in states[worker::workers]]
+            merged = rs.merge_partials(parts, recipe=name)
+            assert same_bits(merged.o, wanted_o[worker]), (workers, worker)
+            assert same_bits(merged.lse, wanted_lse[worker]), (workers, worker)
+
+
+def test_normalised_pairs_give_the_bits_of_the_ring_that_merges_normalised_parts():
+    parts = [(part.o, part.lse) for part in Case(4, 0, False, "bfloat16", 0.3).parts("BHS")]
+    as_states = [
+        Part(o, lse, sums=np.where(np.isneginf(lse), 0, 1).astype(np.float32)) for o, lse in parts
+    ]
+    a, b = (rs.merge_partials(one, recipe="bf16_partials") for one in (parts, as_states))
+    assert same_bits(a.o, b.o) and same_bits(a.lse, b.lse)
+
+
+def test_without_a_recipe_merge_partials_is_the_exact_form_in_float64():
+    o, lse = np.ones((1, 1, 1, 2)), np.zeros((1, 1, 1))
+    merged = rs.merge_partials([(o, lse), (3 * o, lse + np.log(3.0))])
+    assert merged.o.dtype == merged.lse.dtype == np.float64
+    assert merged.o.tolist() == [[[[2.5, 2.5]]]]
+
+
+@pytest.mark.parametrize("name", sorted(MERGES))
+@pytest.mark.parametrize("fmt", ["float32", "bfloat16"])
+def test_every_merge_recipe_is_close_to_the_exact_merge(name, fmt):
+    case = Case(5, 2, False, fmt, spread=2.0)
+    parts = case.parts("BHS")
+    exact = rs.merge_partials([(part.o, part.lse) for part in parts])
+    unit = np.float32(np.log2(np.e) if MERGES[name].base == "2" else 1)
+    got = rs.merge_partials([(part.o, part.lse * unit) for part in parts], recipe=name)
+    assert got.o.dtype == parts[0].o.dtype and got.lse.dtype == np.float32
+    # Five parts of size 1: each of at most 2 roundings a step is at most half a unit of 2 or less.
+    bound = 1e-5 if fmt == "float32" else 10 * 2.0**-8 * 2
+    assert np.abs(got.o.astype(np.float64) - exact.o).max() <= bound
+    assert np.abs(got.lse / unit - exact.lse).max() <= 1e-5
+
+
+def test_one_part_is_its_own_merge():
+    for name, recipe in MERGES.items():
+        (part,) = Case(1, 0, False, "bfloat16").parts("BHS")
+        o, lse = merge([part], name)
+        if recipe.form in ("sigmoid", "rescaling"):
+            assert same_bits(o, part.o) and same_bits(lse, part.lse), name
+
+
+CHANGES = [
+    ("te_p2p", {"carried_o": "float32"}, "bfloat16"),
+    ("te_p2p", {"products_rounded": True}, "bfloat16"),
+    ("te_p2p", {"fma": True}, "float32"),
+    ("te_p2p", {"form": "rescaling"}, "bfloat16"),
+    ("te_p2p_2_20", {"fma": False}, "float32"),
+    ("torch_cp", {"carried_o": "wider"}, "bfloat16"),
+    ("torch_cp", {"form": "two_passes"}, "float32"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "fmt"), CHANGES)
+def test_each_field_of_a_merge_recipe_decides_some_bits(name, changes, fmt):
+    parts = Case(4, 0, False, fmt).parts("BHS")
+    changed = MERGES[name].replace(name="changed", **changes)
+    assert not same_bits(merge(parts, name)[0], merge(parts, changed)[0])
+
+
+def test_the_order_of_the_parts_decides_some_bits():
+    parts = Case(4, 0, False, "float32").parts("BHS")
+    assert not same_bits(merge(parts, "torch_cp")[0], merge(parts[::-1], "torch_cp")[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [({"carried": "own"}, "bf16"), ({"start": "zeros"}, "zero"), ({"result": "float32"}, "dtype")],
+)
+def test_each_field_of_a_gradient_sum_decides_some_bits(changes, names):
+    how = GradientSum("down", "float32", "first")
+    random = np.random.default_rng(3)
+    shares = [store(random.normal(0, 1, 50), "bfloat16") for _ in range(4)]
+    for share in shares:
+        share[0] = -0.0
+    changed = dataclasses.replace(how, **changes)
+    assert not same_bits(add_gradients(shares, how, (50,)), add_gradients(shares, changed, (50,)))
+
+
+def test_a_gradient_is_the_sum_of_its_contributions_in_their_rows():
+    how = GradientSum("down", "float32", "first")
+    total = add_gradients([O[0, 0], (2 * O[0, 0, 2:], slice(2, None))], how, (4, 3))
+    assert total.tolist() == [[1.0] * 3] * 2 + [[3.0] * 3] * 2
+    alone = add_gradients([(O[0, 0, :1], slice(0, 1))], how, (4, 3))
+    assert alone.tolist() == [[1.0] * 3] + [[0.0] * 3] * 3
+
+
+def test_the_elementary_functions_are_those_supplied():
+    called = []
+    exp = Functions(exp=lambda x: called.append("exp") or np.exp(x))
+    merge(Case(2, 0, False, "float32").parts("BHS"), "te_p2p", exp)
+    assert called == ["exp"] * 3  # one for the lse, and one for the weight of each part
+
+
+def test_names_of_merge_recipes_and_of_rounding_points_are_disjoint():
+    assert not set(MERGES) & set(RECIPES)
+    assert all(name == recipe.name and recipe.form in FORMS for name, recipe in MERGES.items())
+
+
+def test_each_merge_recipe_states_its_source():
+    for recipe in MERGES.values():
+        assert recipe.source and recipe.versions and recipe.note
+        assert recipe.compared_with is None or len(recipe.compared_with) > 20
+
+
+def test_visits_go_once_to_every_worker():
+    for order in ("down", "up", "by_rank", "up_own_last", "down_own_last"):
+        for worker in range(5):
+            assert sorted(visits(order, worker, 5)) == list(range(5))
+    assert visits("down_own_last", 1, 4) == (0, 3, 2, 1)
+
+
+O, LSE = np.ones((1, 2, 4, 3), np.float32), np.zeros((1, 2, 4), np.float32)
+REFUSED = {
+    "an unknown recipe": (lambda: rs.merge_partials([(O, LSE)], "te"), OptionError),
+    "functions without a recipe": (
+        lambda: rs.merge_partials([(O, LSE)], functions=Functions()), OptionError),
+    "functions with rounding points": (
+        lambda: rs.merge_partials([(O, LSE)], "bf16", Functions()), OptionError),
+    "functions of another kind": (
+        lambda: rs.merge_partials([(O, LSE)], "te_p2p", np.exp), OptionError),
+    "no parts": (lambda: rs.merge_partials([], "te_p2p"), ShapeError),
+    "float64 parts": (lambda: rs.merge_partials([(O.astype(float), LSE)], "te_p2p"), DtypeError),
+    "float64 lse": (lambda: rs.merge_partials([(O, LSE.astype(float))], "te_p2p"), DtypeError),
+    "lse of another shape": (lambda: rs.merge_partials([(O, LSE[0])], "te_p2p"), ShapeError),
+    "parts of two shapes": (
+        lambda: rs.merge_partials([(O, LSE), (O[:, :1], LSE[:, :1])], "te_p2p"), ShapeError),
+    "a first part of some rows": (
+        lambda: merge([Part(O, LSE, slice(None))], "te_p2p"), ShapeError),
+    "an exp of another dtype": (
+        lambda: merge([(O, LSE)] * 2, "te_p2p", Functions(exp=lambda x: np.exp(x, dtype=float))),
+        DtypeError),
+    "an exp of another shape": (
+        lambda: merge([(O, LSE)] * 2, "te_p2p", Functions(exp=lambda x: x[0])), ShapeError),
+    "an exp that is no function": (lambda: Functions(exp=3), OptionError),
+    "an unknown field": (lambda: MERGES["te_p2p"].replace(order2="up"), OptionError),
+    "an unknown form": (lambda: merge([(O, LSE)], MergeRecipe("x", "y", "up")), OptionError),
+    "no contribution": (lambda: add_gradients([], MERGES["te_p2p"].dq, (1,)), ShapeError),
+    "a sum that is none": (lambda: add_gradients([O], MERGES["diffusers"].dkv, O.shape), OptionError),
+    "a contribution of another shape": (
+        lambda: add_gradients([O], MERGES["te_p2p"].dq, (1, 2, 4, 4)), ShapeError),
+    "contributions of two dtypes": (
+        lambda: add_gradients([O, store(O, "bfloat16")], MERGES["te_p2p"].dq, O.shape), DtypeError),
+    "a part of rows where all are needed": (
+        lambda: merge([(O, LSE), Part(O, LSE, slice(None))], "vllm_dcp_a2a"), OptionError),
+    "an unnormalised part where none is known": (
+        lambda: merge([Part(O, LSE, sums=LSE)], "te_p2p"), OptionError),
+    "an unknown order": (lambda: MergeRecipe("x", "sigmoid", "sideways"), OptionError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_wrong_argument_is_refused_with_a_remedy(what):
+    call, error = REFUSED[what]
+    with pytest.raises(error, match=r"expected .*; got .*\. Fix: "):
+        call()

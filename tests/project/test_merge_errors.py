@@ -1,0 +1,49 @@
+"""The page "Which merge loses what": its table is that of the program, as far as NumPy's last bits allow."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringspec.merges import MERGES
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def program():
+    sys.path.insert(0, str(DOCS))
+    yield importlib.import_module("merge_errors")
+    sys.path.remove(str(DOCS))
+
+
+def stored_rows(program):
+    text = program.PAGE.read_text(encoding="utf-8")
+    lines = text.partition(program.START)[2].partition(program.END)[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0].partition("`")[2].partition("`")[0]: row for row in rows[2:]}
+
+
+def test_the_table_has_a_row_for_each_shown_recipe_and_marks_those_from_reading(program):
+    rows = stored_rows(program)
+    assert list(rows) == list(program.SHOWN)
+    for name, row in rows.items():
+        assert ("(read only)" in row[0]) is (MERGES[name].compared_with is None), name
+
+
+def test_the_table_is_what_the_program_measures(program):
+    for name, row in stored_rows(program).items():
+        for cell, (workers, fmt, level) in (
+            (row[1], (2, "bfloat16", 5)),
+            (row[2], (8, "bfloat16", 5)),
+            (row[4], (2, "float32", 1000)),
+        ):
+            # Two digits, and elementary functions that differ in the last bit between processors.
+            assert program.error(name, workers, fmt, level) == pytest.approx(float(cell), rel=0.2)
+        assert row[7:] == [program.empty(name, one) for one in ((0,), (0, 1), (0, 1, 2))], name
+
+
+def test_the_figure_names_each_shown_recipe(program):
+    text = program.FIGURE.read_text(encoding="utf-8")
+    assert all(f">{name}</text>" in text for name in program.SHOWN)
