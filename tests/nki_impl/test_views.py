@@ -247,6 +247,27 @@ def test_a_scalar_offset_counts_in_the_dimensions_after_indirect_dim(core: Core,
     assert np.array_equal(values(out), h.array[:, 2])
 
 
+def test_an_index_along_a_dimension_of_length_1_counts_in_the_longer_one_before_it(
+    core: Core,
+) -> None:
+    h = tile(np.arange(2 * 4 * 6.0).reshape(2, 4, 1, 6), buffer=nl.hbm)
+    out = empty((2, 6))
+    nisa.dma_copy(out, h.ap([[24, 2], [1, 6]], scalar_offset=index(3), indirect_dim=2))
+    assert np.array_equal(values(out), h.array[:, 3, 0])
+    with pytest.raises(OutOfBoundsError, match="0 <= index < 4"):
+        nisa.dma_copy(out, h.ap([[24, 2], [1, 6]], scalar_offset=index(4), indirect_dim=2))
+
+
+@pytest.mark.parametrize(("shape", "dim", "buffer"), [((1, 6), 0, nl.hbm), ((4, 1, 6), 1, nl.sbuf)])
+def test_an_index_along_a_dimension_of_length_1_is_0_if_no_longer_one_is_before_it(
+    core: Core, shape: tuple[int, ...], dim: int, buffer: Any
+) -> None:
+    t = tile(np.zeros(shape), buffer=buffer)
+    out = empty((shape[0], 6))
+    with pytest.raises(OutOfBoundsError, match="0 <= index < 1"):
+        nisa.dma_copy(out, t.ap([[6, shape[0]], [1, 6]], scalar_offset=index(1), indirect_dim=dim))
+
+
 def test_a_register_is_read_when_the_instruction_runs(core: Core) -> None:
     h = tile(np.arange(8.0).reshape(8, 1), buffer=nl.hbm)
     register = nisa.register_alloc(1)

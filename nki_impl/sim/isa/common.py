@@ -17,7 +17,7 @@ from nki_impl.sim.machine.core import Core, current
 from nki_impl.sim.memory.storage import MemoryRegion
 from nki_impl.sim.operators.ops import Op
 from nki_impl.sim.tensor.access import read, read_raw, tile
-from nki_impl.sim.tensor.dtypes import to_float32
+from nki_impl.sim.tensor.dtypes import FLOAT32_MIN, to_float32
 from nki_impl.sim.tensor.idle import Idle
 from nki_impl.sim.tensor.views import NkiTensor
 
@@ -26,6 +26,7 @@ Scalar = float | int | NkiTensor
 
 SBUF_FREE = 65536
 PSUM_FREE = 4096
+FLOAT32_MAX = -FLOAT32_MIN
 
 
 def free_size(tensor: NkiTensor) -> int:
@@ -79,6 +80,8 @@ def scalar_operand(
 
 def immediate(value: Any, operand: str) -> np.float32:
     """Return a Python number as float32; raises :class:`DtypeError` for anything else."""
+    if type(value) is float and abs(value) <= FLOAT32_MAX:
+        return np.float32(value)  # without np.errstate, which takes longer than the conversion
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise DtypeError(operand, "a number or a (P,1) tile", repr(value), "pass a float")
     with np.errstate(over="ignore"):

@@ -312,9 +312,9 @@ def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
     else:
         check_write(tensor, operand)
     array = tensor._array
-    if values.shape != array.shape:
-        values = values.reshape(array.shape)
     if values is not array:
+        if values.shape != array.shape:
+            values = values.reshape(array.shape)
         exact = rounds_on_store(values, tensor.dtype)
         array[...] = values if exact else round_once(values, tensor.dtype)
     storage = tensor._storage

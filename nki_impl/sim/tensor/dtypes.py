@@ -163,10 +163,12 @@ def to_float32(array: NDArray) -> NDArray[np.float32]:
     >>> to_float32(np.array([1.5], ml_dtypes.bfloat16))
     array([1.5], dtype=float32)
     """
-    if array.dtype == _FLOAT32:
+    kind = array.dtype
+    # Identity is the usual case, and takes a third of the time of NumPy's comparison.
+    if kind is _FLOAT32 or kind == _FLOAT32:
         return array
-    if array.dtype in _PACKED:
-        raise _no_number(_PACKED[array.dtype], "a tile of this dtype")
+    if kind in _PACKED:
+        raise _no_number(_PACKED[kind], "a tile of this dtype")
     return array.astype(np.float32)
 
 
@@ -211,7 +213,7 @@ def round_once(values: NDArray, dtype: DType) -> NDArray:
 def rounds_on_store(values: NDArray, dtype: DType) -> bool:
     """Return whether storing ``values`` in an array of ``dtype`` gives the same bits as :func:`round_once`, sooner."""
     kind = values.dtype
-    if kind == np.float32:
+    if kind is _FLOAT32 or kind == _FLOAT32:
         return dtype.is_16_bit_float or dtype is float32
     return kind == dtype.storage
 

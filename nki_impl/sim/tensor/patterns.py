@@ -191,7 +191,7 @@ def access_pattern(
     if not 0 <= indirect_dim < base.ndim:
         raise ViewError("indirect_dim", f"0 <= dim < {base.ndim}", indirect_dim, "name a dimension")
     step = math.prod(base.shape[indirect_dim + 1 :])
-    limit = base.shape[indirect_dim]
+    limit = base.shape[_longer_dim(base, indirect_dim)]
     if scalar_offset is not None:
         out.dynamic = Dynamic("scalar", scalar_offset, step, limit)
         return out
@@ -203,6 +203,21 @@ def access_pattern(
     assert vector_offset is not None
     out.dynamic = Dynamic("vector", vector_offset, step, limit)
     return out
+
+
+def _longer_dim(base: NkiTensor, dim: int) -> int:
+    """Return ``dim``, or the nearest earlier dimension that is longer than 1 if ``dim`` has length 1.
+
+    An index moves by the same distance along both. AWS's TensorView.select finds the dimension by its stride, and so
+    selects head ``rank_id`` of (batch, ranks, 1, ...) along the third dimension instead of the second
+    (core/utils/tensor_view.py, experimental/transformer/attention_block_tkg_sharding.py). The partition dimension of an
+    on-chip tile is not such a dimension.
+    """
+    first = 1 if base._storage.on_chip else 0
+    longer = dim
+    while longer > first and base.shape[longer] == 1:
+        longer -= 1
+    return longer if base.shape[longer] > 1 else dim
 
 
 def _counts_from_view(base: NkiTensor, stride: int, kind: DType) -> bool:
