@@ -206,8 +206,8 @@ def test_the_search_in_a_problem_gets_what_those_of_earlier_problems_left(monkey
     of_second = (explain.EVALUATIONS_OF_ALL - 10_000) / EVALUATIONS
     assert shares[:2] == [explain.EVALUATIONS_OF_ALL / EVALUATIONS, of_second]
     of_third = (explain.EVALUATIONS_OF_ALL - 20_000) / EVALUATIONS
-    assert shares[2] == of_third > explain.LEAST_SHARE
-    assert shares[3:] == [explain.LEAST_SHARE] * (count - 3)
+    assert shares[2] == of_third > explain.LEAST / EVALUATIONS
+    assert shares[3:] == [explain.LEAST / EVALUATIONS] * (count - 3)
 
 
 def test_an_explanation_does_not_depend_on_the_speed_of_the_machine(monkeypatch):
