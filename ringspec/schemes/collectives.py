@@ -25,7 +25,7 @@ Flow = list[tuple[int, int, Shard]]
 
 
 def derived_kind(shards: Sequence[Shard], transfer: Transfer, mesh: Mesh) -> str:
-    """Return the name of the operation that turns ``shards`` into ``transfer.to``.
+    """CP-1: return the name of the operation that turns ``shards`` into ``transfer.to``.
 
     Tokens that end on one rank of a group, and tokens that end on several, are two operations, as for text beside sharded
     tokens: their names are joined by ' + '.

@@ -158,7 +158,7 @@ def with_joint_text(
     text: Tokens,
     text_at: str,
 ) -> list[Step]:
-    """Return the steps of a ring in which text keys are used once, stay where they are, and text rows are differentiated once."""
+    """CP-5: return the steps of a ring in which text keys are used once and do not travel, and text rows are differentiated once."""
     size = mesh.size("ring")
     once = 0 if text_at == "front" else size - 1
     joint, block = [], wide_k

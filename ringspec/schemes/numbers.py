@@ -114,7 +114,7 @@ def arithmetic(problem: Problem, recipe: Recipe, phase: str) -> Arithmetic:
 
 
 def blank(problem: Problem, thing: str, shard: Shard, phase: str) -> Part:
-    """Return an empty part: no tensor holds anything yet, and no row of a state has seen a key."""
+    """CP-6: return an empty part: no tensor holds anything yet, and no row of a state has seen a key."""
     rows = (problem.q.shape[0], len(shard.heads), len(shard.tokens))
     width, value_width = problem.q.shape[3], problem.v.shape[3]
     widths: dict[str, dict[str, tuple[int, ...]]] = {
@@ -137,7 +137,7 @@ def blank(problem: Problem, thing: str, shard: Shard, phase: str) -> Part:
 
 
 def join(recipe: Recipe, thing: str, a: Tensors, b: Tensors) -> Tensors:
-    """Merge two states, or add two gradients with the rounding of the accumulators (SOFT-1, NUM-2)."""
+    """CP-3: merge two states, or add two gradients with the rounding of the accumulators (SOFT-1, NUM-2)."""
     if thing == "state":
         state = merge_states(SoftmaxState(**a), SoftmaxState(**b), recipe)
         return {"m": state.m, "l": state.l, "o": state.o}

@@ -32,7 +32,7 @@ Triple = tuple[int, int, int, int]
 
 
 def validate_scheme(scheme: Scheme, visible: Visible | None = None) -> None:
-    """Prove that a scheme is valid, or raise ScheduleError with every defect found.
+    """CP-2: prove that a scheme is valid, or raise ScheduleError with every defect found.
 
     ``visible`` bool [H or 1, Sq, Sk] says which query attends to which key; None: all to all, for the tokens at home.
 

@@ -74,6 +74,7 @@ def test_the_room_of_padded_documents_changes_no_result(scheme):
             assert error <= BOUND, (name, error)
 
 
+@pytest.mark.rule("CP-6")
 def test_ranks_without_a_token_take_part():
     """In 6 slots for each document of 1 or 2 tokens, ranks 0 and 1 of 3 hold everything."""
     arrays = tensors((4, 2), (5, 3), 3, 3, 6)
