@@ -31,14 +31,9 @@ class Call:
     values: dict[str, Any]
 
     @property
-    def heads(self) -> int:
-        """H, the number of query heads."""
-        return self.problem.terms.heads
-
-    @property
-    def kv_heads(self) -> int:
-        """Hkv, the number of key heads."""
-        return self.problem.terms.kv_heads
+    def heads(self) -> dict[str, Any]:
+        """H and Hkv, as keywords of a constructor."""
+        return {"heads": self.problem.terms.heads, "kv_heads": self.problem.terms.kv_heads}
 
     @property
     def queries(self) -> int:
@@ -80,6 +75,11 @@ def tables_of(call: Call) -> tuple[list[list[int]], list[list[int]]]:
     return for_q.table.tolist(), for_k.table.tolist()
 
 
+def build_plain(constructor: Callable[..., Scheme], **fixed: Any) -> Callable[[Call], Scheme]:
+    """Return the function that makes a scheme which needs only tables and heads."""
+    return lambda call: constructor(call.mesh, *tables_of(call), **call.heads, **fixed)
+
+
 def build_ring(call: Call) -> Scheme:
     """Return a ring."""
     circulation, direction = call.values["circulation"], call.values["direction"]
@@ -89,36 +89,8 @@ def build_ring(call: Call) -> Scheme:
             "circulation 'kv' or 'q'", "'gather'", "write scheme='all_gather', mesh={'cp': W}"
         )
     check_circulation(circulation)
-    return rings.ring(
-        call.mesh,
-        *tables_of(call),
-        heads=call.heads,
-        kv_heads=call.kv_heads,
-        circulation=circulation,
-        direction=1 if direction is None else check_direction(direction),
-    )
-
-
-def build_double_ring(call: Call) -> Scheme:
-    """Return a double ring."""
-    return rings.double_ring(call.mesh, *tables_of(call), heads=call.heads, kv_heads=call.kv_heads)
-
-
-def build_all_gather(call: Call) -> Scheme:
-    """Return the scheme that gathers keys."""
-    return gathers.all_gather(call.mesh, *tables_of(call), heads=call.heads, kv_heads=call.kv_heads)
-
-
-def build_ulysses(call: Call) -> Scheme:
-    """Return Ulysses."""
-    return exchanges.usp(
-        call.mesh, *tables_of(call), heads=call.heads, kv_heads=call.kv_heads, name="ulysses"
-    )
-
-
-def build_usp(call: Call) -> Scheme:
-    """Return USP."""
-    return exchanges.usp(call.mesh, *tables_of(call), heads=call.heads, kv_heads=call.kv_heads)
+    direction = 1 if direction is None else check_direction(direction)
+    return build_plain(rings.ring, circulation=circulation, direction=direction)(call)
 
 
 def build_joint(call: Call) -> Scheme:
@@ -131,15 +103,7 @@ def build_joint(call: Call) -> Scheme:
     layout = "contiguous" if call.layout is None else call.layout
     table = make_layout(layout, len(rest), call.mesh.ranks).table.tolist()
     tables = [[rest[slot] if slot >= 0 else -1 for slot in row] for row in table]
-    return exchanges.usp(
-        call.mesh,
-        tables,
-        heads=call.heads,
-        kv_heads=call.kv_heads,
-        text=text,
-        text_at=at,
-        name="joint",
-    )
+    return exchanges.usp(call.mesh, tables, **call.heads, text=text, text_at=at, name="joint")
 
 
 def text_of(call: Call) -> Tokens:
@@ -190,7 +154,7 @@ def build_pcp(call: Call) -> Scheme:
         own = dealt(call, cached, call.mesh.ranks)
         tables = new.tolist()
         tables_k = [[*old, *key_of[row].tolist()] for old, row in zip(own, new, strict=True)]
-    return gathers.pcp(call.mesh, tables, tables_k, heads=call.heads, kv_heads=call.kv_heads)
+    return gathers.pcp(call.mesh, tables, tables_k, **call.heads)
 
 
 def build_dcp(call: Call) -> Scheme:
@@ -203,7 +167,7 @@ def build_dcp(call: Call) -> Scheme:
     else:
         refuse_interleave(call)
         tables = make_layout(call.layout, call.keys, parts, starts).table.tolist()
-    return gathers.dcp(call.mesh, call.queries, tables, heads=call.heads, kv_heads=call.kv_heads)
+    return gathers.dcp(call.mesh, call.queries, tables, **call.heads)
 
 
 def requests(call: Call) -> tuple[list[int], list[int]]:
@@ -235,10 +199,10 @@ def refuse_interleave(call: Call) -> None:
 # The constructor of each scheme, the axes of its mesh, and its own keywords.
 BUILDERS: dict[str, tuple[Callable[[Call], Scheme], tuple[str, ...], tuple[str, ...]]] = {
     "ring": (build_ring, ("ring",), ("circulation", "direction")),
-    "double_ring": (build_double_ring, ("outer", "inner"), ()),
-    "all_gather": (build_all_gather, ("cp",), ()),
-    "ulysses": (build_ulysses, ("ulysses",), ()),
-    "usp": (build_usp, ("ring", "ulysses"), ()),
+    "double_ring": (build_plain(rings.double_ring), ("outer", "inner"), ()),
+    "all_gather": (build_plain(gathers.all_gather), ("cp",), ()),
+    "ulysses": (build_plain(exchanges.usp, name="ulysses"), ("ulysses",), ()),
+    "usp": (build_plain(exchanges.usp), ("ring", "ulysses"), ()),
     "joint": (build_joint, ("ring", "ulysses"), ("text", "text_at")),
     "pcp": (build_pcp, ("pcp",), ("interleave",)),
     "dcp": (build_dcp, ("tp", "dcp"), ("interleave",)),

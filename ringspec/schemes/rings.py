@@ -70,17 +70,9 @@ def ring(
     home_q = home(mesh, tables, heads)
     home_k = home(mesh, tables if tables_k is None else tables_k, kv_heads)
     moves, block = ("k", home_k) if circulation == "kv" else ("q", home_q)
-    return Scheme(
-        "ring",
-        mesh,
-        heads,
-        kv_heads,
-        home_q,
-        home_k,
-        home_q,
-        ring_steps(mesh, "ring", home_k, "k", "forward", direction),
-        ring_steps(mesh, "ring", block, moves, "backward", direction),
-    )
+    forward = ring_steps(mesh, "ring", home_k, "k", "forward", direction)
+    backward = ring_steps(mesh, "ring", block, moves, "backward", direction)
+    return Scheme("ring", mesh, heads, kv_heads, home_q, home_k, home_q, forward, backward)
 
 
 def double_ring(
