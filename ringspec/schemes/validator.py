@@ -13,7 +13,14 @@ import numpy as np
 
 from ringspec.errors import ScheduleError
 from ringspec.schemes.atoms import compressed
-from ringspec.schemes.checks import homeless, length, malformed, replicas, wrong_collectives
+from ringspec.schemes.checks import (
+    homeless,
+    length,
+    malformed,
+    replicas,
+    shardings_over,
+    wrong_collectives,
+)
 from ringspec.schemes.defects import Defect
 from ringspec.schemes.execute import Moment, RankState, execute
 from ringspec.schemes.multisets import (
@@ -24,7 +31,7 @@ from ringspec.schemes.multisets import (
     multiset_inputs,
 )
 from ringspec.schemes.scheme import RESULTS, SIDE_OF, Scheme
-from ringspec.schemes.sharding import Shard, Sharding
+from ringspec.schemes.sharding import Shard
 
 SHOWN = 8
 Cell = tuple[int, int]
@@ -92,28 +99,16 @@ def pass_defects(scheme: Scheme, phase: str, visible: Visible) -> list[Defect]:
         defects.append,
         observe,
     )
+    *_, (_, last, _) = shardings_over(scheme, phase)
     for thing, home in small.ends(phase).items():
         full = scheme.ends(phase)[thing]
         expected = expected_triples(small, SIDE_OF[thing], seen)
         for state in states:
-            last = final_shard(scheme, phase, thing, state.rank)
-            if last != full.shards[state.rank]:
+            if thing in last and last[thing].shards[state.rank] != full.shards[state.rank]:
                 text = f"rank {state.rank} ends with {thing} of another shard than its home"
                 defects.append(Defect("not at home", phase, text, None, state.rank))
             defects += wrong_cells(phase, thing, home.shards[state.rank], state, expected, computed)
     return defects
-
-
-def final_shard(scheme: Scheme, phase: str, thing: str, rank: int) -> Shard:
-    """Return the shard that a rank's result has at the end of a pass."""
-    now = {"q": scheme.home_q, "k": scheme.home_k}
-    for step in scheme.steps(phase):
-        if not step.idle:
-            now.setdefault(thing, now[SIDE_OF[thing]])
-        for one in step.transfers:
-            if one.thing in now:
-                now[one.thing] = one.to
-    return now.get(thing, Sharding((Shard((), ()),) * scheme.mesh.ranks)).shards[rank]
 
 
 def expected_triples(scheme: Scheme, side: str, visible: Visible) -> dict[Cell, set[Triple]]:
