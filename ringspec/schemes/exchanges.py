@@ -161,19 +161,17 @@ def with_joint_text(
     """CP-5: return the steps of a ring in which text keys are used once and do not travel, and text rows are differentiated once."""
     size = mesh.size("ring")
     once = 0 if text_at == "front" else size - 1
+    rows = None
+    if phase == "backward":
+        rows = tuple(
+            shard.tokens if mesh.coordinate(r, "ring") == 0 else others(shard, text)
+            for r, shard in enumerate(wide_q.shards)
+        )
+    moving = tuple(sorted({token for shard in wide_k.shards for token in shard.real} - set(text)))
     joint, block = [], wide_k
     for t, step in enumerate(steps):
         keys = tuple(shard.tokens if t == once else others(shard, text) for shard in block.shards)
-        rows = None
-        if phase == "backward":
-            rows = tuple(
-                shard.tokens if mesh.coordinate(r, "ring") == 0 else others(shard, text)
-                for r, shard in enumerate(wide_q.shards)
-            )
-        moving = sorted(
-            {token for shard in wide_k.shards for token in others(shard, text) if token >= 0}
-        )
-        transfers = tuple(replace(one, tokens=tuple(moving)) for one in step.transfers)
+        transfers = tuple(replace(one, tokens=moving) for one in step.transfers)
         joint.append(Step(rows, keys, transfers))
         block = shifted(block, mesh, "ring", 1)
     return joint

@@ -15,6 +15,7 @@ from ringspec.problem.model import Array, Problem, Rows, Terms, Tile, take
 from ringspec.recipes import Recipe
 from ringspec.schemes.execute import Arithmetic, Parts
 from ringspec.schemes.parts import Part, Tensors
+from ringspec.schemes.scheme import tensors_of
 from ringspec.schemes.sharding import Shard
 from ringspec.spec.block import BlockGradients, block_backward, block_forward
 from ringspec.spec.dropout import keep_mask
@@ -116,17 +117,7 @@ def arithmetic(problem: Problem, recipe: Recipe, phase: str) -> Arithmetic:
 def blank(problem: Problem, thing: str, shard: Shard, phase: str) -> Part:
     """CP-6: return an empty part: no tensor holds anything yet, and no row of a state has seen a key."""
     rows = (problem.q.shape[0], len(shard.heads), len(shard.tokens))
-    width, value_width = problem.q.shape[3], problem.v.shape[3]
-    widths: dict[str, dict[str, tuple[int, ...]]] = {
-        "q": {"q": (width,)},
-        "k": {"k": (width,), "v": (value_width,)},
-        "state": {"m": (), "l": (), "o": (value_width,)},
-        "dq": {"dq": (width,)},
-        "dk": {"dk": (width,), "dv": (value_width,)},
-    }
-    shapes = widths[thing]
-    if thing == "q" and phase == "backward":
-        shapes = shapes | {"dy": (value_width,), "lse": (), "row_term": ()}
+    shapes = tensors_of(thing, phase, problem.q.shape[3], problem.v.shape[3])
     return Part(
         shard,
         {
