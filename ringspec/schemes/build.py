@@ -171,7 +171,7 @@ def build_dcp(call: Call) -> Scheme:
 
 
 def requests(call: Call) -> tuple[list[int], list[int]]:
-    """Return where each packed request begins, and where the last one ends, in q and in k; one request without cu_seqlens."""
+    """Return where each request begins and the last one ends, in q and in k; one request without cu_seqlens."""
     given = call.options.get("cu_seqlens")
     if given is None:
         return [0, call.queries], [0, call.keys]

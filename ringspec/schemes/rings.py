@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringspec.schemes.mesh import Mesh
-from ringspec.schemes.scheme import RESULTS, Scheme, Step, Transfer
+from ringspec.schemes.scheme import RESULTS, Scheme, Step, Tokens, Transfer
 from ringspec.schemes.sharding import Sharding, by_tables, shifted
 
 Tables = Sequence[Sequence[int]]
 
 
-def home(mesh: Mesh, tables: Tables, heads: int) -> Sharding:
-    """Return the sharding in which rank r holds the tokens tables[r], with all heads."""
-    return by_tables(tables, [range(heads)] * mesh.ranks)
+def home(mesh: Mesh, tables: Tables, heads: int, text: Tokens = ()) -> Sharding:
+    """Return the sharding in which rank r holds the text, if there is any, and the tokens tables[r], with all heads."""
+    return by_tables([(*text, *table) for table in tables], [range(heads)] * mesh.ranks)
 
 
 def hop(things: Sequence[str], axis: str, to: Sharding) -> tuple[Transfer, ...]:
