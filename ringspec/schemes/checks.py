@@ -139,23 +139,21 @@ def homeless(scheme: Scheme, visible: Visible) -> list[Defect]:
 
 
 def replicas(scheme: Scheme, phase: str) -> list[Defect]:
-    """Find cells that are on several ranks of a sharding that does not declare it."""
-    defects = overlap(phase, "home_q", scheme.home_q, None)
-    defects += overlap(phase, "home_k", scheme.home_k, None)
+    """Find the first cell on several ranks of each sharding that does not declare replicas."""
+    named: list[tuple[str, Sharding, int | None]]
+    named = [("home_q", scheme.home_q, None), ("home_k", scheme.home_k, None)]
     for number, step in enumerate(scheme.steps(phase)):
-        for one in step.transfers:
-            defects += overlap(phase, one.thing, one.to, number)
+        named += [(one.thing, one.to, number) for one in step.transfers]
+    defects = []
+    for what, sharding, where in named:
+        several = [(cell, n) for cell, n in sharding.copies().items() if n > 1]
+        if several and not sharding.replicated:
+            cell, count = several[0]
+            text = (
+                f"{what}: {count} ranks hold token {cell[0]}, head {cell[1]}, without `replicated`"
+            )
+            defects.append(Defect("undeclared replica", phase, text, cell, None, where))
     return defects
-
-
-def overlap(phase: str, what: str, sharding: Sharding, number: int | None) -> list[Defect]:
-    """Find the first cell on several ranks of a sharding, unless it declares replicas."""
-    several = [cell for cell, count in sharding.copies().items() if count > 1]
-    if sharding.replicated or not several:
-        return []
-    (token, head), count = several[0], sharding.copies()[several[0]]
-    text = f"{what}: {count} ranks hold token {token}, head {head}, without `replicated`"
-    return [Defect("undeclared replica", phase, text, (token, head), None, number)]
 
 
 def shardings_over(scheme: Scheme, phase: str) -> Iterator[tuple[int, dict[str, Sharding], Any]]:

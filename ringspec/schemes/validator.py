@@ -8,6 +8,7 @@ concerned by its own triples; a key cell of dk by those of all query heads that 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -146,25 +147,17 @@ def wrong_cells(
         for t, token in enumerate(home.tokens):
             if token >= 0:
                 held, cell = list(part.tensors[thing][0, h, t]), (token, head)
-                defects += wrong_cell(
-                    phase, thing, cell, state.rank, held, expected[cell], computed
-                )
+                for kind, text, step in wrong_triples(held, expected[cell], computed):
+                    where = f"{thing} of token {token}, head {head} on rank {state.rank}: {text}"
+                    defects.append(Defect(kind, phase, where, cell, state.rank, step))
     return defects
 
 
-def wrong_cell(
-    phase: str,
-    thing: str,
-    cell: Cell,
-    rank: int,
-    held: list[Met],
-    wanted: set[Triple],
-    computed: set[Triple],
-) -> list[Defect]:
-    """Return what is missed, lost, doubled or foreign in one cell of a rank's result."""
+def wrong_triples(
+    held: list[Met], wanted: set[Triple], computed: set[Triple]
+) -> Iterator[tuple[str, str, int | None]]:
+    """Return what is missed, lost, doubled or foreign in one cell: the kind, the first triple as text, its last step."""
     counts = Counter(met.triple for met in held)
-    where = f"{thing} of token {cell[0]}, head {cell[1]} on rank {rank}"
-    defects = []
     for kind, triples in (
         ("missed", sorted(wanted - set(counts) - computed)),
         ("lost", sorted((wanted - set(counts)) & computed)),
@@ -176,10 +169,8 @@ def wrong_cell(
             makers = [(met.step, met.rank) for met in held if met.triple == one]
             made = ", ".join(f"step {step} on rank {maker}" for step, maker in makers)
             text = (
-                f"{where}: query {one[0]}, head {one[1]} with key {one[2]}"
+                f"query {one[0]}, head {one[1]} with key {one[2]}"
                 + (f", computed in {made}" if made else "")
                 + (f" (and {len(triples) - 1} more)" if len(triples) > 1 else "")
             )
-            step = makers[-1][0] if makers else None
-            defects.append(Defect(kind, phase, text, cell, rank, step))
-    return defects
+            yield kind, text, makers[-1][0] if makers else None
