@@ -10,7 +10,7 @@ import numpy as np
 
 from ringspec.errors import LayoutError, OptionError, nearest, shown
 from ringspec.problem.checks import int_array
-from ringspec.problem.model import Problem
+from ringspec.problem.model import Integers, Problem
 from ringspec.rings.documents import interleaved
 from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import layouts_for
@@ -127,38 +127,42 @@ def text_of(call: Call) -> Tokens:
 
 
 def build_pcp(call: Call) -> Scheme:
-    """Return a prefill: the last keys of each request are those of its queries, the keys before them are cached."""
-    pair = isinstance(call.layout, tuple) and len(call.layout) == 2
-    if pair:
+    """Return a prefill: each request has a cached prefix of keys, then those of its queries."""
+    if isinstance(call.layout, tuple) and len(call.layout) == 2:
         refuse_interleave(call)
         tables, tables_k = tables_of(call)
     else:
         layout = "zigzag" if call.layout is None else call.layout
-        starts, starts_k = requests(call)
-        new = make_layout(layout, call.queries, call.mesh.ranks, starts).table
-        key_of = np.full(call.queries + 1, -1)  # the last entry is that of padding slots
-        cached = []
-        for first, stop, first_k, stop_k in zip(
-            starts[:-1], starts[1:], starts_k[:-1], starts_k[1:], strict=True
-        ):
-            prefix = stop_k - first_k - (stop - first)
-            if prefix < 0:
-                raise LayoutError(
-                    "at least as many keys as queries in each request, with the scheme 'pcp'",
-                    f"{stop - first} queries, {stop_k - first_k} keys",
-                    "pass the keys of the prefix, then those of the queries",
-                )
-            key_of[first:stop] = range(first_k + prefix, stop_k)
-            cached.append(range(first_k, first_k + prefix))
-        cached.append(range(starts_k[-1], call.keys))
-        own = dealt(call, cached, call.mesh.ranks)
-        tables = new.tolist()
-        tables_k = [[*old, *key_of[row].tolist()] for old, row in zip(own, new, strict=True)]
+        documents = call.options.get("cu_seqlens")
+        new = make_layout(layout, call.queries, call.mesh.ranks, documents).table
+        tables, tables_k = new.tolist(), keys_of_prefill(call, new)
     return gathers.pcp(call.mesh, tables, tables_k, **call.heads)
 
 
+def keys_of_prefill(call: Call, new: Integers) -> list[list[int]]:
+    """Return the keys of each rank: its part of every prefix, and the keys of its own queries, the table ``new``."""
+    starts, starts_k = requests(call)
+    key_of = np.full(call.queries + 1, -1)  # the last entry is that of padding slots
+    cached = []
+    for number in range(len(starts) - 1):
+        first, stop = starts[number : number + 2]
+        first_k, stop_k = starts_k[number : number + 2]
+        prefix = stop_k - first_k - (stop - first)
+        if prefix < 0:
+            raise LayoutError(
+                "at least as many keys as queries in each request, with the scheme 'pcp'",
+                f"{stop - first} queries, {stop_k - first_k} keys",
+                "pass the keys of the prefix, then those of the queries",
+            )
+        key_of[first:stop] = range(first_k + prefix, stop_k)
+        cached.append(range(first_k, first_k + prefix))
+    cached.append(range(starts_k[-1], call.keys))  # keys of no request
+    own = dealt(call, cached, call.mesh.ranks)
+    return [[*old, *key_of[row].tolist()] for old, row in zip(own, new, strict=True)]
+
+
 def build_dcp(call: Call) -> Scheme:
-    """Return decoding: the keys of each request are dealt out to the ranks of a group, or a table says who has which."""
+    """Return decoding: the keys of each request are dealt out to the ranks of a group, or a layout says who has which."""
     parts = call.mesh.size("dcp")
     _, starts = requests(call)
     if call.layout is None:
@@ -166,7 +170,8 @@ def build_dcp(call: Call) -> Scheme:
         tables = dealt(call, list(map(range, bounds[:-1], bounds[1:])), parts)
     else:
         refuse_interleave(call)
-        tables = make_layout(call.layout, call.keys, parts, starts).table.tolist()
+        documents = None if call.options.get("cu_seqlens") is None else starts
+        tables = make_layout(call.layout, call.keys, parts, documents).table.tolist()
     return gathers.dcp(call.mesh, call.queries, tables, **call.heads)
 
 

@@ -14,6 +14,7 @@ RESULTS = ("o", "lse", "dq", "dk", "dv")
 CU = [0, 3, 9, 9, 14]  # one document is empty; the last of 15 tokens belongs to none
 MESHES = {
     "ring": {"ring": 3},
+    "double_ring": {"outer": 2, "inner": 3},
     "all_gather": {"cp": 3},
     "ulysses": {"ulysses": 4},
     "usp": {"ring": 3, "ulysses": 2},
@@ -106,10 +107,12 @@ def test_the_keys_of_each_request_are_interleaved_from_its_own_first_key(interle
     keywords = {"interleave": interleave, **PACKED}
     decode = rs.context_parallel(q, k, v, mesh={"dcp": 4}, scheme="dcp", **keywords)
     compare_all(decode, expected, scale)
-    prefill = rs.context_parallel(
-        q, k, v, mesh={"pcp": 3}, scheme="pcp", layout="striped", **keywords
-    )
-    compare_all(prefill, expected, scale)
+    padded = layouts.zigzag_padded(PACKED["cu_seqlens"], [0, 6, 18, 24], 3)
+    for layout in ("striped", "zigzag_per_document", padded):
+        prefill = rs.context_parallel(
+            q, k, v, mesh={"pcp": 3}, scheme="pcp", layout=layout, **keywords
+        )
+        compare_all(prefill, expected, scale)
     starts, lengths = [0, 8, 10], [8, 2, 5]
     for rank, result in enumerate(decode.ranks):
         own = [a + i for a, n in zip(starts, lengths, strict=True) for i in range(n)
