@@ -284,6 +284,33 @@ RING = {
     ),
 }
 
+SCHEMES = {
+    "CP-1": formula(
+        r"\mathrm{sent}(a \rightarrow b) = S_a \cap T_b \quad (a \neq b)",
+        where="S_a are the cells (token, head) that rank a holds before, T_b those that rank b holds afterwards; a and b are "
+        "in one group along the axis. An input is sent once to a rank that does not have it.",
+    ),
+    "CP-2": formula(
+        r"n_c(i, h, j) = \mathrm{visible}_{hij}",
+        where="n_c counts how often the result of a copy c contains query i and key j of head h. c is of row i of head h for o "
+        "and dq, and of key j of head h // G for dk and dv. visible is 1 or 0.",
+    ),
+    "CP-3": formula(
+        r"dk_j = \sum_r dk^{(r)}_j, \quad o_i = \sum_r \exp(\mathrm{lse}^{(r)}_i - \mathrm{lse}_i) \, o^{(r)}_i",
+        where="r runs over the ranks with a partial result for the cell; dq and dv are added like dk.",
+    ),
+    "CP-4": formula(
+        r"K_r \supseteq \{\lfloor h / G \rfloor : h \in H_r\}",
+        where="H_r are the query heads with which rank r computes, K_r its key heads; G = H / Hkv.",
+    ),
+    "CP-5": formula(
+        r"|\{t : x \in \mathrm{keys}(r, t)\}| = 1, \quad dk_x = \sum_r dk^{(r)}_x",
+        where="x is a text token, t a step of the ring, r a ring coordinate. In the backward pass, the rows of one coordinate "
+        "alone contain x.",
+    ),
+    "CP-6": formula(r"\mathrm{merge}(x, (o = 0, \mathrm{lse} = -\infty)) = x"),
+}
+
 NUMBERS = {
     "NUM-1": formula(
         r"|\mathrm{fl}(x) - x| = \min_{y \in F} |y - x|",
@@ -303,7 +330,8 @@ NUMBERS = {
 }
 
 FORMULAS: dict[str, Formula] = {
-    **MASKS, **FORWARD, **DROPOUT, **BACKWARD, **SOFTMAX, **LAYOUTS, **RING, **NUMBERS,
+    **MASKS, **FORWARD, **DROPOUT, **BACKWARD, **SOFTMAX, **LAYOUTS, **RING, **SCHEMES,
+    **NUMBERS,
 }  # fmt: skip
 
 # What the docstring of ringspec.spec.essence states as text, in its order.

@@ -236,6 +236,7 @@ FAMILIES = {
     "SOFT": "the running softmax",
     "LAYOUT": "layouts",
     "RING": "the ring",
+    "CP": "context parallelism",
     "NUM": "rounding",
 }
 RULES_INTRODUCTION = """Click a rule to see its formula, code, tests and golden cases. In the formulas i counts queries, j
@@ -270,6 +271,8 @@ def golden_cases(rule: str) -> str:
     cases = rule_index.cases_of(rule)
     if not cases:
         named = rule_index.layout_cases_of(rule)
+        if not named:
+            return "none yet"
         shown = ", ".join(f"``{id}``" for id in named[:MOST_CASES])
         return (
             f"none; cases of the operation ``layout``: {shown}, and {len(named) - MOST_CASES} more"

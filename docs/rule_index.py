@@ -50,7 +50,7 @@ def stated_at(rule: Rule) -> list[str]:
 def stated() -> dict[str, set[str]]:
     """What the text of each function and class of the specification names, in the order of the files."""
     found = {}
-    folders = ("spec", "problem", "rings")
+    folders = ("spec", "problem", "rings", "schemes")
     paths = [path for folder in folders for path in sorted((PACKAGE / folder).glob("*.py"))]
     paths += [PACKAGE / "formats.py", PACKAGE / "recipes.py"]
     for path in paths:

@@ -55,17 +55,21 @@ def context_parallel(
                      and ulysses, in any order), 'joint' (the same), and, forward only, 'pcp' (pcp) and 'dcp' (tp, dcp);
                      or a :class:`~ringspec.schemes.scheme.Scheme` of your own, which is validated first and has its mesh
     ``layout``       which rank holds which token, as in :func:`~ringspec.ring`: a name, a table [W, n] with -1 for
-                     padding, or a pair for q and k. None: 'contiguous' ('zigzag' for pcp). In 'joint' it distributes the
-                     tokens that are not text. In 'dcp' it distributes the keys over the axis dcp; None: by ``interleave``
+                     padding, a Layout of :mod:`ringspec.layouts` such as zigzag_padded(...), or a pair for q and k.
+                     None: 'contiguous' ('zigzag' for pcp). In 'joint' it distributes the tokens that are not text. In
+                     'dcp' it distributes the keys over the axis dcp; None: by ``interleave``
     ``circulation``, ``direction``  of 'ring', as in :func:`~ringspec.ring`: 'kv' or 'q', 1 or -1
     ``text``         of 'joint': the tokens that all ranks hold, as places in q, k and v
     ``text_at``      of 'joint': 'front' or 'rear', the first or last ring step uses the keys of the text
-    ``interleave``   of 'dcp' and 'pcp': how many successive keys of the cache a rank holds; default 1
+    ``interleave``   of 'dcp' and 'pcp': how many successive keys of the cache a rank holds; default 1. It counts from the
+                     first key of each request
     ``recipe``       name or :class:`~ringspec.recipes.Recipe`: where values are rounded
     ``record``       keep every rank's state before and after every step
 
-    In 'pcp' the last Sq keys are those of the queries, and all keys before them are a cached prefix. With 'pcp' and 'dcp',
-    give ``q_offset=Sk - Sq`` for a causal mask. Gradients of a bias are not computed: use :func:`~ringspec.ring`.
+    In 'pcp' and 'dcp', cu_seqlens and cu_seqlens_k divide q and k into requests; without them there is one. In 'pcp' the
+    last keys of a request are those of its queries, and all keys before them are a cached prefix. For a causal mask, give
+    ``q_offset=Sk - Sq`` for one request, and positions for several. Gradients of a bias are not computed: use
+    :func:`~ringspec.ring`.
 
     Returns a :class:`~ringspec.schemes.run.SchemeRun`. Bad input raises a subclass of
     :class:`~ringspec.errors.RingspecError`; an invalid scheme of your own raises ScheduleError with every defect.

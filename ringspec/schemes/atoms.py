@@ -29,28 +29,17 @@ def grouped(keys: dict[int, object]) -> Atoms:
     return atoms
 
 
-def token_sets(scheme: Scheme, phase: str, side: str) -> list[tuple[int, ...]]:
-    """Return every set of tokens of a side that a pass names."""
-    home = (scheme.home_q, scheme.home_o) if side == "q" else (scheme.home_k,)
-    sets = [shard.tokens for sharding in home for shard in sharding.shards]
+def sets_of(scheme: Scheme, phase: str, side: str, what: str) -> list[tuple[int, ...]]:
+    """Return every set of ``what``, 'tokens' or 'heads', of a side that a pass names."""
+    shardings = [scheme.home_q, scheme.home_o] if side == "q" else [scheme.home_k]
+    sets: list[tuple[int, ...]] = []
     for step in scheme.steps(phase):
-        sets += (step.rows if side == "q" else step.keys) or ()
-        for one in step.transfers:
-            if SIDE_OF[one.thing] == side:
-                sets += [shard.tokens for shard in one.to.shards]
-                sets += [] if one.tokens is None else [one.tokens]
-    return sets
-
-
-def head_sets(scheme: Scheme, phase: str, side: str) -> list[tuple[int, ...]]:
-    """Return every set of heads of a side that a pass names."""
-    home = (scheme.home_q, scheme.home_o) if side == "q" else (scheme.home_k,)
-    sets = [shard.heads for sharding in home for shard in sharding.shards]
-    for step in scheme.steps(phase):
-        for one in step.transfers:
-            if SIDE_OF[one.thing] == side:
-                sets += [shard.heads for shard in one.to.shards]
-    return sets
+        moved = [one for one in step.transfers if SIDE_OF[one.thing] == side]
+        shardings += [one.to for one in moved]
+        if what == "tokens":
+            sets += (step.rows if side == "q" else step.keys) or ()
+            sets += [one.tokens for one in moved if one.tokens is not None]
+    return sets + [getattr(shard, what) for sharding in shardings for shard in sharding.shards]
 
 
 def memberships(count: int, sets: Iterable[tuple[int, ...]]) -> dict[int, object]:
@@ -71,10 +60,10 @@ def compressed(scheme: Scheme, phase: str, visible: Visible) -> tuple[Scheme, Vi
     steps = scheme.steps(phase)
     if any(one.order == "rank" for step in steps for one in step.transfers):
         return scheme, visible
-    queries = grouped(memberships(visible.shape[1], token_sets(scheme, phase, "q")))
-    keys = grouped(memberships(visible.shape[2], token_sets(scheme, phase, "k")))
-    of_key = memberships(scheme.kv_heads, head_sets(scheme, phase, "k"))
-    of_query = memberships(scheme.heads, head_sets(scheme, phase, "q"))
+    queries = grouped(memberships(visible.shape[1], sets_of(scheme, phase, "q", "tokens")))
+    keys = grouped(memberships(visible.shape[2], sets_of(scheme, phase, "k", "tokens")))
+    of_key = memberships(scheme.kv_heads, sets_of(scheme, phase, "k", "heads"))
+    of_query = memberships(scheme.heads, sets_of(scheme, phase, "q", "heads"))
     heads = grouped({h: (of_query[h], of_key[h // scheme.group]) for h in range(scheme.heads)})
     kept = {
         "q": (set(queries), set(heads)),

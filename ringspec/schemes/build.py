@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ringspec.errors import LayoutError, OptionError, nearest, shown
-from ringspec.problem.checks import int_array, is_integer
-from ringspec.problem.model import Problem
+from ringspec.problem.checks import int_array
+from ringspec.problem.model import Integers, Problem
+from ringspec.rings.documents import interleaved
 from ringspec.rings.layouts import make_layout
 from ringspec.rings.ring import layouts_for
 from ringspec.rings.schedules import check_circulation, check_direction
@@ -28,14 +31,9 @@ class Call:
     values: dict[str, Any]
 
     @property
-    def heads(self) -> int:
-        """H, the number of query heads."""
-        return self.problem.terms.heads
-
-    @property
-    def kv_heads(self) -> int:
-        """Hkv, the number of key heads."""
-        return self.problem.terms.kv_heads
+    def heads(self) -> dict[str, Any]:
+        """H and Hkv, as keywords of a constructor."""
+        return {"heads": self.problem.terms.heads, "kv_heads": self.problem.terms.kv_heads}
 
     @property
     def queries(self) -> int:
@@ -77,6 +75,11 @@ def tables_of(call: Call) -> tuple[list[list[int]], list[list[int]]]:
     return for_q.table.tolist(), for_k.table.tolist()
 
 
+def build_plain(constructor: Callable[..., Scheme], **fixed: Any) -> Callable[[Call], Scheme]:
+    """Return the function that makes a scheme which needs only tables and heads."""
+    return lambda call: constructor(call.mesh, *tables_of(call), **call.heads, **fixed)
+
+
 def build_ring(call: Call) -> Scheme:
     """Return a ring."""
     circulation, direction = call.values["circulation"], call.values["direction"]
@@ -86,36 +89,8 @@ def build_ring(call: Call) -> Scheme:
             "circulation 'kv' or 'q'", "'gather'", "write scheme='all_gather', mesh={'cp': W}"
         )
     check_circulation(circulation)
-    return rings.ring(
-        call.mesh,
-        *tables_of(call),
-        heads=call.heads,
-        kv_heads=call.kv_heads,
-        circulation=circulation,
-        direction=1 if direction is None else check_direction(direction),
-    )
-
-
-def build_double_ring(call: Call) -> Scheme:
-    """Return a double ring."""
-    return rings.double_ring(call.mesh, *tables_of(call), heads=call.heads, kv_heads=call.kv_heads)
-
-
-def build_all_gather(call: Call) -> Scheme:
-    """Return the scheme that gathers keys."""
-    return gathers.all_gather(call.mesh, *tables_of(call), heads=call.heads, kv_heads=call.kv_heads)
-
-
-def build_ulysses(call: Call) -> Scheme:
-    """Return Ulysses."""
-    return exchanges.usp(
-        call.mesh, *tables_of(call), heads=call.heads, kv_heads=call.kv_heads, name="ulysses"
-    )
-
-
-def build_usp(call: Call) -> Scheme:
-    """Return USP."""
-    return exchanges.usp(call.mesh, *tables_of(call), heads=call.heads, kv_heads=call.kv_heads)
+    direction = 1 if direction is None else check_direction(direction)
+    return build_plain(rings.ring, circulation=circulation, direction=direction)(call)
 
 
 def build_joint(call: Call) -> Scheme:
@@ -128,15 +103,7 @@ def build_joint(call: Call) -> Scheme:
     layout = "contiguous" if call.layout is None else call.layout
     table = make_layout(layout, len(rest), call.mesh.ranks).table.tolist()
     tables = [[rest[slot] if slot >= 0 else -1 for slot in row] for row in table]
-    return exchanges.usp(
-        call.mesh,
-        tables,
-        heads=call.heads,
-        kv_heads=call.kv_heads,
-        text=text,
-        text_at=at,
-        name="joint",
-    )
+    return exchanges.usp(call.mesh, tables, **call.heads, text=text, text_at=at, name="joint")
 
 
 def text_of(call: Call) -> Tokens:
@@ -160,70 +127,87 @@ def text_of(call: Call) -> Tokens:
 
 
 def build_pcp(call: Call) -> Scheme:
-    """Return a prefill: the last Sq keys are those of the queries, all keys before them are cached."""
-    parts, prefix = call.mesh.ranks, call.keys - call.queries
-    layout = call.layout
-    if isinstance(layout, (tuple, list)) and isinstance(layout, tuple) and len(layout) == 2:
+    """Return a prefill: each request has a cached prefix of keys, then those of its queries."""
+    if isinstance(call.layout, tuple) and len(call.layout) == 2:
+        refuse_interleave(call)
         tables, tables_k = tables_of(call)
     else:
+        layout = "zigzag" if call.layout is None else call.layout
+        documents = call.options.get("cu_seqlens")
+        new = make_layout(layout, call.queries, call.mesh.ranks, documents).table
+        tables, tables_k = new.tolist(), keys_of_prefill(call, new)
+    return gathers.pcp(call.mesh, tables, tables_k, **call.heads)
+
+
+def keys_of_prefill(call: Call, new: Integers) -> list[list[int]]:
+    """Return the keys of each rank: its part of every prefix, and the keys of its own queries, the table ``new``."""
+    starts, starts_k = requests(call)
+    key_of = np.full(call.queries + 1, -1)  # the last entry is that of padding slots
+    cached = []
+    for number in range(len(starts) - 1):
+        first, stop = starts[number : number + 2]
+        first_k, stop_k = starts_k[number : number + 2]
+        prefix = stop_k - first_k - (stop - first)
         if prefix < 0:
             raise LayoutError(
-                "at least as many keys as queries with the scheme 'pcp'",
-                f"Sq = {call.queries}, Sk = {call.keys}",
+                "at least as many keys as queries in each request, with the scheme 'pcp'",
+                f"{stop - first} queries, {stop_k - first_k} keys",
                 "pass the keys of the prefix, then those of the queries",
             )
-        new = make_layout("zigzag" if layout is None else layout, call.queries, parts)
-        tables = new.table.tolist()
-        cached = interleaved(prefix, parts, interleave_of(call))
-        tables_k = [
-            [*own, *(token + prefix if token >= 0 else -1 for token in row)]
-            for own, row in zip(cached, tables, strict=True)
-        ]
-    return gathers.pcp(call.mesh, tables, tables_k, heads=call.heads, kv_heads=call.kv_heads)
+        key_of[first:stop] = range(first_k + prefix, stop_k)
+        cached.append(range(first_k, first_k + prefix))
+    cached.append(range(starts_k[-1], call.keys))  # keys of no request
+    own = dealt(call, cached, call.mesh.ranks)
+    return [[*old, *key_of[row].tolist()] for old, row in zip(own, new, strict=True)]
 
 
 def build_dcp(call: Call) -> Scheme:
-    """Return decoding: keys are dealt out to the ranks of a group, ``interleave`` at a time, or by a table."""
+    """Return decoding: the keys of each request are dealt out to the ranks of a group, or a layout says who has which."""
     parts = call.mesh.size("dcp")
+    _, starts = requests(call)
     if call.layout is None:
-        tables = interleaved(call.keys, parts, interleave_of(call))
-    elif call.values["interleave"] is not None:
-        raise OptionError("layout or interleave", "both", "leave out layout")
+        bounds = [*starts, call.keys]
+        tables = dealt(call, list(map(range, bounds[:-1], bounds[1:])), parts)
     else:
-        tables = make_layout(call.layout, call.keys, parts).table.tolist()
-    return gathers.dcp(call.mesh, call.queries, tables, heads=call.heads, kv_heads=call.kv_heads)
+        refuse_interleave(call)
+        documents = None if call.options.get("cu_seqlens") is None else starts
+        tables = make_layout(call.layout, call.keys, parts, documents).table.tolist()
+    return gathers.dcp(call.mesh, call.queries, tables, **call.heads)
 
 
-def interleave_of(call: Call) -> int:
-    """Validate the number of successive tokens on one rank; 1 if it was left out."""
+def requests(call: Call) -> tuple[list[int], list[int]]:
+    """Return where each request begins and the last one ends, in q and in k; one request without cu_seqlens."""
+    given = call.options.get("cu_seqlens")
+    if given is None:
+        return [0, call.queries], [0, call.keys]
+    for_k = call.options.get("cu_seqlens_k")
+    starts, starts_k = (np.asarray(x).tolist() for x in (given, given if for_k is None else for_k))
+    count = max(len(starts), len(starts_k))  # a request may have no queries, or no keys
+    longer, longer_k = (x + x[-1:] * (count - len(x)) for x in (starts, starts_k))
+    return longer, longer_k
+
+
+def dealt(call: Call, cached: Sequence[Sequence[int]], parts: int) -> list[list[int]]:
+    """Return the keys of each part: those of every request are dealt out in turn, ``interleave`` at a time (LAYOUT-9)."""
     size = call.values["interleave"]
-    if size is None:
-        return 1
-    if not is_integer(size) or size < 1:
-        raise LayoutError(
-            "interleave as an integer >= 1, the number of successive tokens on one rank",
-            shown(size),
-            "write interleave=1",
-        )
-    return int(size)
+    layout = interleaved([len(keys) for keys in cached], parts, 1 if size is None else size)
+    numbers = [key for keys in cached for key in keys]
+    return [[numbers[slot] for slot in row if slot >= 0] for row in layout.table.tolist()]
 
 
-def interleaved(length: int, parts: int, size: int) -> list[list[int]]:
-    """Return the tokens of each part if token i belongs to part (i // size) mod parts.
-
-    >>> interleaved(5, 2, 2)
-    [[0, 1, 4], [2, 3]]
-    """
-    return [[i for i in range(length) if i // size % parts == part] for part in range(parts)]
+def refuse_interleave(call: Call) -> None:
+    """Raise OptionError if a caller gave ``interleave`` beside a layout of the keys."""
+    if call.values["interleave"] is not None:
+        raise OptionError("layout or interleave", "both", "leave out layout")
 
 
 # The constructor of each scheme, the axes of its mesh, and its own keywords.
 BUILDERS: dict[str, tuple[Callable[[Call], Scheme], tuple[str, ...], tuple[str, ...]]] = {
     "ring": (build_ring, ("ring",), ("circulation", "direction")),
-    "double_ring": (build_double_ring, ("outer", "inner"), ()),
-    "all_gather": (build_all_gather, ("cp",), ()),
-    "ulysses": (build_ulysses, ("ulysses",), ()),
-    "usp": (build_usp, ("ring", "ulysses"), ()),
+    "double_ring": (build_plain(rings.double_ring), ("outer", "inner"), ()),
+    "all_gather": (build_plain(gathers.all_gather), ("cp",), ()),
+    "ulysses": (build_plain(exchanges.usp, name="ulysses"), ("ulysses",), ()),
+    "usp": (build_plain(exchanges.usp), ("ring", "ulysses"), ()),
     "joint": (build_joint, ("ring", "ulysses"), ("text", "text_at")),
     "pcp": (build_pcp, ("pcp",), ("interleave",)),
     "dcp": (build_dcp, ("tp", "dcp"), ("interleave",)),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from functools import cache
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
 from ringspec.problem.checks import is_integer
 from ringspec.schemes.collectives import derived_kind
 from ringspec.schemes.defects import Defect
-from ringspec.schemes.mesh import Mesh
 from ringspec.schemes.multisets import Visible
 from ringspec.schemes.scheme import (
     INPUTS,
@@ -15,9 +20,8 @@ from ringspec.schemes.scheme import (
     SIDE_OF,
     Scheme,
     Step,
-    Transfer,
 )
-from ringspec.schemes.sharding import Shard, Sharding
+from ringspec.schemes.sharding import Sharding
 
 
 def length(sharding: Sharding) -> int:
@@ -28,7 +32,13 @@ def length(sharding: Sharding) -> int:
 def malformed(scheme: Scheme) -> list[Defect]:
     """Find values that no scheme can have. This is checked first, so that the other checks can rely on it."""
     if not well_typed(scheme):
-        return [Defect("malformed", None, "a Scheme of Steps of Transfers needed")]
+        return [
+            Defect(
+                "malformed",
+                None,
+                "a Scheme of Steps of Transfers needed, with fields of the annotated types",
+            )
+        ]
     defects = []
     if scheme.heads < 1 or scheme.kv_heads < 1 or scheme.heads % scheme.kv_heads:
         text = f"{scheme.heads} query heads over {scheme.kv_heads} key heads"
@@ -86,36 +96,26 @@ def malformed_sharding(
     return defects
 
 
-def well_typed(scheme: object) -> bool:
-    """Return whether ``scheme`` is a Scheme of tuples, shardings, steps and transfers, with ints in all tables."""
-    if not isinstance(scheme, Scheme) or not isinstance(scheme.mesh, Mesh):
-        return False
-    passes = (scheme.forward, () if scheme.backward is None else scheme.backward)
-    if not all(isinstance(steps, tuple) for steps in passes):
-        return False
-    steps = [step for steps in passes for step in steps]
-    if not all(isinstance(step, Step) and isinstance(step.transfers, tuple) for step in steps):
-        return False
-    transfers = [one for step in steps for one in step.transfers]
-    if not all(isinstance(one, Transfer) for one in transfers):
-        return False
-    names = [
-        getattr(one, field) for one in transfers for field in ("thing", "kind", "axis", "order")
-    ]
-    shardings = [scheme.home_q, scheme.home_k, scheme.home_o, *(one.to for one in transfers)]
-    tables = [one.tokens for one in transfers if one.tokens is not None]
-    for step in steps:
-        for sets in (step.rows, step.keys):
-            if sets is not None:
-                tables += sets if isinstance(sets, tuple) else [sets]
-    for sharding in shardings:
-        kinds = isinstance(sharding, Sharding) and isinstance(sharding.shards, tuple)
-        if not kinds or not all(isinstance(shard, Shard) for shard in sharding.shards):
+hints = cache(get_type_hints)
+
+
+def well_typed(value: object, wanted: Any = Scheme) -> bool:
+    """Return whether a value, by default a scheme, has the annotated type, with ints in all tables."""
+    if dataclasses.is_dataclass(wanted):
+        kinds = hints(wanted)  # type: ignore[arg-type]
+        return isinstance(value, wanted) and all(  # type: ignore[arg-type]
+            well_typed(getattr(value, field.name), kinds[field.name])
+            for field in dataclasses.fields(wanted)
+        )
+    if get_origin(wanted) is tuple:
+        of = get_args(wanted)
+        many = of[1:] == (...,)
+        if not isinstance(value, tuple) or not (many or len(value) == len(of)):
             return False
-        tables += [numbers for shard in sharding.shards for numbers in (shard.tokens, shard.heads)]
-    whole = all(isinstance(table, tuple) and all(map(is_integer, table)) for table in tables)
-    counts = is_integer(scheme.heads) and is_integer(scheme.kv_heads)
-    return whole and counts and all(isinstance(name, str) for name in names)
+        return all(map(well_typed, value, of[:1] * len(value) if many else of))
+    if get_origin(wanted) is UnionType:
+        return any(well_typed(value, one) for one in get_args(wanted))
+    return is_integer(value) if wanted is int else isinstance(value, wanted)
 
 
 def homeless(scheme: Scheme, visible: Visible) -> list[Defect]:
@@ -139,39 +139,48 @@ def homeless(scheme: Scheme, visible: Visible) -> list[Defect]:
 
 
 def replicas(scheme: Scheme, phase: str) -> list[Defect]:
-    """Find cells that are on several ranks of a sharding that does not declare it."""
-    defects = overlap(phase, "home_q", scheme.home_q, None)
-    defects += overlap(phase, "home_k", scheme.home_k, None)
+    """Find the first cell on several ranks of each sharding that does not declare replicas."""
+    named: list[tuple[str, Sharding, int | None]]
+    named = [("home_q", scheme.home_q, None), ("home_k", scheme.home_k, None)]
     for number, step in enumerate(scheme.steps(phase)):
-        for one in step.transfers:
-            defects += overlap(phase, one.thing, one.to, number)
+        named += [(one.thing, one.to, number) for one in step.transfers]
+    defects = []
+    for what, sharding, where in named:
+        several = [(cell, n) for cell, n in sharding.copies().items() if n > 1]
+        if several and not sharding.replicated:
+            cell, count = several[0]
+            text = (
+                f"{what}: {count} ranks hold token {cell[0]}, head {cell[1]}, without `replicated`"
+            )
+            defects.append(Defect("undeclared replica", phase, text, cell, None, where))
     return defects
 
 
-def overlap(phase: str, what: str, sharding: Sharding, number: int | None) -> list[Defect]:
-    """Find the first cell on several ranks of a sharding, unless it declares replicas."""
-    several = [cell for cell, count in sharding.copies().items() if count > 1]
-    if sharding.replicated or not several:
-        return []
-    (token, head), count = several[0], sharding.copies()[several[0]]
-    text = f"{what}: {count} ranks hold token {token}, head {head}, without `replicated`"
-    return [Defect("undeclared replica", phase, text, (token, head), None, number)]
+def shardings_over(scheme: Scheme, phase: str) -> Iterator[tuple[int, dict[str, Sharding], Any]]:
+    """Return, for each transfer of a pass, the step, the shardings of all things before it, and the transfer.
+
+    The last entry has the shardings at the end of the pass, and None in place of a transfer.
+    """
+    now = {"q": scheme.home_q, "k": scheme.home_k}
+    steps = scheme.steps(phase)
+    for number, step in enumerate(steps):
+        if not step.idle:
+            now = {thing: now[SIDE_OF[thing]] for thing in RESULTS[phase]} | now
+        for one in step.transfers:
+            yield number, now, one
+            if one.thing in now:
+                now = {**now, one.thing: one.to}
+    yield len(steps), now, None
 
 
 def wrong_collectives(scheme: Scheme, phase: str) -> list[Defect]:
-    """Find transfers whose declared name is not the one that follows from the shardings before and after."""
-    now = {"q": scheme.home_q.shards, "k": scheme.home_k.shards}
+    """Find transfers whose declared name is not the one that follows from the shardings before and after (CP-1)."""
     defects = []
-    for number, step in enumerate(scheme.steps(phase)):
-        if not step.idle:
-            for thing in RESULTS[phase]:
-                now.setdefault(thing, now[SIDE_OF[thing]])
-        for one in step.transfers:
-            if one.thing not in now:
-                continue  # pass_defects names it
-            derived = derived_kind(now[one.thing], one, scheme.mesh)
-            if derived != one.kind and not (derived == "local" and scheme.mesh.size(one.axis) == 1):
-                text = f"{one.thing} along {one.axis!r} is declared {one.kind}, but is {derived}"
-                defects.append(Defect("collective", phase, text, None, None, number))
-            now[one.thing] = one.to.shards
+    for number, now, one in shardings_over(scheme, phase):
+        if one is None or one.thing not in now:
+            continue  # pass_defects names a thing that is not there
+        derived = derived_kind(now[one.thing].shards, one, scheme.mesh)
+        if derived != one.kind and not (derived == "local" and scheme.mesh.size(one.axis) == 1):
+            text = f"{one.thing} along {one.axis!r} is declared {one.kind}, but is {derived}"
+            defects.append(Defect("collective", phase, text, None, None, number))
     return defects

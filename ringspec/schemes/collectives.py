@@ -25,7 +25,7 @@ Flow = list[tuple[int, int, Shard]]
 
 
 def derived_kind(shards: Sequence[Shard], transfer: Transfer, mesh: Mesh) -> str:
-    """Return the name of the operation that turns ``shards`` into ``transfer.to``.
+    """CP-1: return the name of the operation that turns ``shards`` into ``transfer.to``.
 
     Tokens that end on one rank of a group, and tokens that end on several, are two operations, as for text beside sharded
     tokens: their names are joined by ' + '.
@@ -39,7 +39,9 @@ def derived_kind(shards: Sequence[Shard], transfer: Transfer, mesh: Mesh) -> str
         ]
         held = {r: moving(shards[r], transfer.tokens) for r in group}
         classes: dict[int, list[int]] = {}
-        for token, count in Counter(t for r in group for t in wanted(transfer, r)).items():
+        for token, count in Counter(
+            t for r in group for t in moving(transfer.to.shards[r], transfer.tokens).real
+        ).items():
             classes.setdefault(count, []).append(token)
         for tokens in classes.values():
             part = [(source, target, moving(shard, tokens)) for source, target, shard in flow]
@@ -50,11 +52,6 @@ def derived_kind(shards: Sequence[Shard], transfer: Transfer, mesh: Mesh) -> str
     if len(names) > 1:
         names.discard("local")
     return " + ".join(sorted(names)) or "local"
-
-
-def wanted(transfer: Transfer, rank: int) -> tuple[int, ...]:
-    """Return the tokens that take part in a transfer and that a rank holds afterwards."""
-    return moving(transfer.to.shards[rank], transfer.tokens).real
 
 
 def kind_of_flow(flow: Flow, held: dict[int, Shard], thing: str) -> str:

@@ -7,11 +7,12 @@ other amounts. A softmax state is Dv + 2 numbers a row (o, m, l); many programs 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ringspec.schemes.execute import Moment
 from ringspec.schemes.multisets import Visible, is_visible
-from ringspec.schemes.scheme import Scheme
+from ringspec.schemes.scheme import SIDE_OF, Scheme, tensors_of
 from ringspec.schemes.sharding import Shard
 from ringspec.schemes.show import moments_of
 
@@ -31,18 +32,6 @@ class SchemeCost:
     transfers: int
 
 
-def widths(phase: str, width: int, value_width: int) -> dict[str, int]:
-    """Return the array elements of one cell (token, head) of each thing; D = ``width``, Dv = ``value_width``."""
-    rows = 0 if phase == "forward" else value_width + 2  # dy, lse, row_term
-    return {
-        "q": width + rows,
-        "k": width + value_width,
-        "state": value_width + 2,
-        "dq": width,
-        "dk": width + value_width,
-    }
-
-
 def scheme_cost(
     scheme: Scheme, visible: Visible, width: int, value_width: int, phase: str = "forward"
 ) -> SchemeCost:
@@ -56,7 +45,11 @@ def scheme_cost(
     >>> cost.sent, cost.pairs
     ((32, 32), ((3, 3), (2, 2)))
     """
-    each, ranks = widths(phase, width, value_width), scheme.mesh.ranks
+    each = {
+        thing: sum(map(math.prod, tensors_of(thing, phase, width, value_width).values()))
+        for thing in SIDE_OF
+    }
+    ranks = scheme.mesh.ranks
     moments = moments_of(scheme, phase)
     sent, held = [0] * ranks, [0] * ranks
     for moment, step in zip(moments, scheme.steps(phase), strict=True):

@@ -30,7 +30,7 @@ from dataclasses import replace
 
 from ringspec.errors import OptionError
 from ringspec.schemes.mesh import Mesh
-from ringspec.schemes.rings import Tables, ring_steps
+from ringspec.schemes.rings import Tables, home, ring_steps
 from ringspec.schemes.scheme import Scheme, Step, Tokens, Transfer, idle
 from ringspec.schemes.sharding import (
     Shard,
@@ -72,8 +72,8 @@ def usp(
             f"use a size that divides {heads}, or pad the heads of q, k and v",
         )
     tables_k = tables if tables_k is None else tables_k
-    home_q = with_text(mesh, tables, range(heads), text)
-    home_k = with_text(mesh, tables_k, range(kv_heads), text)
+    home_q = home(mesh, tables, heads, text)
+    home_k = home(mesh, tables_k, kv_heads, text)
     slices = [head_slice(heads, mesh.coordinate(r, "ulysses"), parts) for r in range(mesh.ranks)]
     wide_q = exchanged(mesh, home_q, slices, text)
     group = heads // kv_heads
@@ -86,16 +86,11 @@ def usp(
     )
 
 
-def with_text(mesh: Mesh, tables: Tables, heads: range, text: Tokens) -> Sharding:
-    """Return the sharding in which rank r holds the text and the tokens tables[r], with all heads."""
-    return by_tables([(*text, *table) for table in tables], [heads] * mesh.ranks)
-
-
-def exchanged(mesh: Mesh, home: Sharding, heads: list[Tokens], text: Tokens) -> Sharding:
+def exchanged(mesh: Mesh, start: Sharding, heads: list[Tokens], text: Tokens) -> Sharding:
     """Return the sharding after the exchange: the text and all tokens of the group, in order, with some heads."""
     if mesh.size("ulysses") == 1:
-        return home
-    held = group_tokens(home, mesh, "ulysses")
+        return start
+    held = group_tokens(start, mesh, "ulysses")
     tokens = [(*text, *(token for token in own if token not in set(text))) for own in held]
     return by_tables(tokens, heads)
 
@@ -158,22 +153,20 @@ def with_joint_text(
     text: Tokens,
     text_at: str,
 ) -> list[Step]:
-    """Return the steps of a ring in which text keys are used once, stay where they are, and text rows are differentiated once."""
+    """CP-5: return the steps of a ring that use text keys once, do not send them, and differentiate text rows once."""
     size = mesh.size("ring")
     once = 0 if text_at == "front" else size - 1
+    rows = None
+    if phase == "backward":
+        rows = tuple(
+            shard.tokens if mesh.coordinate(r, "ring") == 0 else others(shard, text)
+            for r, shard in enumerate(wide_q.shards)
+        )
+    moving = tuple(sorted({token for shard in wide_k.shards for token in shard.real} - set(text)))
     joint, block = [], wide_k
     for t, step in enumerate(steps):
         keys = tuple(shard.tokens if t == once else others(shard, text) for shard in block.shards)
-        rows = None
-        if phase == "backward":
-            rows = tuple(
-                shard.tokens if mesh.coordinate(r, "ring") == 0 else others(shard, text)
-                for r, shard in enumerate(wide_q.shards)
-            )
-        moving = sorted(
-            {token for shard in wide_k.shards for token in others(shard, text) if token >= 0}
-        )
-        transfers = tuple(replace(one, tokens=tuple(moving)) for one in step.transfers)
+        transfers = tuple(replace(one, tokens=moving) for one in step.transfers)
         joint.append(Step(rows, keys, transfers))
         block = shifted(block, mesh, "ring", 1)
     return joint

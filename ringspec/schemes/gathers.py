@@ -14,6 +14,8 @@ https://arxiv.org/abs/2507.07120; vLLM's decode context parallelism.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ringspec.errors import OptionError
 from ringspec.schemes.mesh import Mesh
 from ringspec.schemes.rings import Tables, home
@@ -60,16 +62,7 @@ def pcp(mesh: Mesh, tables: Tables, tables_k: Tables, *, heads: int, kv_heads: i
     trained = all_gather(
         mesh, tables, tables_k, heads=heads, kv_heads=kv_heads, axis="pcp", name="pcp"
     )
-    return Scheme(
-        "pcp",
-        mesh,
-        heads,
-        kv_heads,
-        trained.home_q,
-        trained.home_k,
-        trained.home_o,
-        trained.forward,
-    )
+    return replace(trained, backward=None)
 
 
 def dcp(
@@ -98,22 +91,19 @@ def dcp(
             f"H = {heads}",
             "use a smaller mesh, or pad the heads of q",
         )
-    ranks = range(mesh.ranks)
-    in_group = [mesh.coordinate(r, "tp") for r in ranks]
-    part = [mesh.coordinate(r, "dcp") for r in ranks]
-    of_group = [head_slice(heads, in_group[r], groups) for r in ranks]
-    own = [head_slice(heads, in_group[r] * parts + part[r], groups * parts) for r in ranks]
+    at = [(mesh.coordinate(r, "tp"), mesh.coordinate(r, "dcp")) for r in range(mesh.ranks)]
+    of_group = [head_slice(heads, t, groups) for t, _ in at]
+    own = [head_slice(heads, t * parts + d, groups * parts) for t, d in at]
     rows = [range(queries)] * mesh.ranks
     home_q, wide_q = by_tables(rows, own), by_tables(rows, of_group)
-    cached = [tuple(tables_k[part[r]]) for r in ranks]
-    key_heads = [key_heads_of(of_group[r], heads // kv_heads) for r in ranks]
+    cached = tuple(tuple(tables_k[d]) for _, d in at)
+    key_heads = [key_heads_of(heads_q, heads // kv_heads) for heads_q in of_group]
     home_k = by_tables([(*tokens, *new) for tokens in cached], key_heads)
-    steps = [
-        idle(Transfer("q", "all_gather", "dcp", wide_q)),
-        Step(keys=tuple(cached), transfers=(Transfer("state", "reduce_scatter", "dcp", home_q),)),
-    ]
+    gather = idle(Transfer("q", "all_gather", "dcp", wide_q))
+    merge: tuple[Transfer, ...] = (Transfer("state", "reduce_scatter", "dcp", home_q),)
+    last: tuple[Step, ...] = ()
     if new:
-        narrow = Transfer("q", "local", "dcp", home_q)
-        first = Step(keys=tuple(cached), transfers=(*steps[1].transfers, narrow))
-        steps = [steps[0], first, Step(keys=(tuple(new),) * mesh.ranks)]
-    return Scheme("dcp", mesh, heads, kv_heads, home_q, home_k, home_q, tuple(steps))
+        merge += (Transfer("q", "local", "dcp", home_q),)
+        last = (Step(keys=(tuple(new),) * mesh.ranks),)
+    steps = (gather, Step(keys=cached, transfers=merge), *last)
+    return Scheme("dcp", mesh, heads, kv_heads, home_q, home_k, home_q, steps)

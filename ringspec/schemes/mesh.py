@@ -29,7 +29,7 @@ class Mesh:
 
     axes: tuple[tuple[str, int], ...]
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """W, the number of ranks."""
         return math.prod(size for _, size in self.axes)
@@ -39,34 +39,35 @@ class Mesh:
         """The names of the axes, outermost first."""
         return tuple(name for name, _ in self.axes)
 
+    @cached_property
+    def along(self) -> dict[str, tuple[int, int]]:
+        """The size of each axis, and the difference of the numbers of neighbours along it."""
+        sizes = [size for _, size in self.axes]
+        return {
+            name: (size, math.prod(sizes[place + 1 :]))
+            for place, (name, size) in enumerate(self.axes)
+        }
+
     def size(self, axis: str) -> int:
         """Return the number of ranks in a group along ``axis``; 1 if the mesh has no such axis."""
-        return dict(self.axes).get(axis, 1)
-
-    def stride(self, axis: str) -> int:
-        """Return the difference of the numbers of neighbours along ``axis``."""
-        inner = self.axes[self.names.index(axis) + 1 :]
-        return math.prod(size for _, size in inner)
+        return self.along.get(axis, (1, 1))[0]
 
     def coordinate(self, rank: int, axis: str) -> int:
         """Return the coordinate of a rank along ``axis``; 0 if the mesh has no such axis."""
-        if axis not in self.names:
-            return 0
-        return rank // self.stride(axis) % self.size(axis)
+        size, stride = self.along.get(axis, (1, 1))
+        return rank // stride % size
 
     def moved(self, rank: int, axis: str, hops: int) -> int:
         """Return the rank that is ``hops`` further along ``axis``, round the ring of this axis."""
-        here = self.coordinate(rank, axis)
-        if axis not in self.names:
-            return rank
-        return rank + ((here + hops) % self.size(axis) - here) * self.stride(axis)
+        size, stride = self.along.get(axis, (1, 1))
+        here = rank // stride % size
+        return rank + ((here + hops) % size - here) * stride
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
         """Return the ranks of the group of ``rank`` along ``axis``, in order of their coordinate."""
-        if axis not in self.names:
-            return (rank,)
-        first = self.moved(rank, axis, -self.coordinate(rank, axis))
-        return tuple(self.moved(first, axis, hop) for hop in range(self.size(axis)))
+        size, stride = self.along.get(axis, (1, 1))
+        first = rank - rank // stride % size * stride
+        return tuple(range(first, first + size * stride, stride))
 
     def groups(self, axis: str) -> list[tuple[int, ...]]:
         """Return all groups along ``axis``, ordered by their first rank."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ringspec.problem.model import Booleans
 from ringspec.schemes.execute import Arithmetic, Parts, RankState
 from ringspec.schemes.parts import Part, Tensors
-from ringspec.schemes.scheme import Scheme
+from ringspec.schemes.scheme import INPUTS, Scheme
 from ringspec.schemes.sharding import Shard
 
 
@@ -48,22 +48,19 @@ def is_visible(visible: Visible, head: int, query: int, key: int) -> bool:
     return bool(visible[head if visible.shape[0] > 1 else 0, query, key])
 
 
-def names_of_cells(shard: Shard) -> NDArray[np.object_]:
-    """Return the cells (token, head) of a shard as an object array [1, heads, tokens]."""
-    cells = np.empty((1, len(shard.heads), len(shard.tokens)), dtype=object)
+def filled(shard: Shard, content: Callable[[int, int], object]) -> NDArray[np.object_]:
+    """Return an object array [1, heads, tokens] with content(token, head) for each cell of a shard."""
+    tensor = np.empty((1, len(shard.heads), len(shard.tokens)), dtype=object)
     for h, head in enumerate(shard.heads):
         for t, token in enumerate(shard.tokens):
-            cells[0, h, t] = (token, head)
-    return cells
+            tensor[0, h, t] = content(token, head)
+    return tensor
 
 
 def nothing(thing: str, shard: Shard) -> Part:
     """Return a part with an empty list for each cell, or with padding as each input."""
-    tensor = np.empty((1, len(shard.heads), len(shard.tokens)), dtype=object)
-    for h in range(len(shard.heads)):
-        for t in range(len(shard.tokens)):
-            tensor[0, h, t] = (-1, -1) if thing in ("q", "k") else ()
-    return Part(shard, {thing: tensor})
+    empty = (-1, -1) if thing in INPUTS else ()
+    return Part(shard, {thing: filled(shard, lambda token, head: empty)})
 
 
 def unite(thing: str, a: Tensors, b: Tensors) -> Tensors:
@@ -123,8 +120,8 @@ def multiset_arithmetic(scheme: Scheme, phase: str, visible: Visible) -> Arithme
 def multiset_inputs(scheme: Scheme) -> list[RankState]:
     """Return what every rank holds at the start of a pass: its cells at home."""
     states = []
-    for r in range(scheme.mesh.ranks):
-        q, k = scheme.home_q.shards[r], scheme.home_k.shards[r]
-        parts = {"q": Part(q, {"q": names_of_cells(q)}), "k": Part(k, {"k": names_of_cells(k)})}
+    for r, homes in enumerate(zip(scheme.home_q.shards, scheme.home_k.shards, strict=True)):
+        named = zip(INPUTS, homes, strict=True)
+        parts = {x: Part(home, {x: filled(home, lambda t, h: (t, h))}) for x, home in named}
         states.append(RankState(r, parts))
     return states

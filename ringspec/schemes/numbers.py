@@ -6,17 +6,20 @@ which key heads it needs, so they need not be as regular as in the whole problem
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.problem.model import Array, Problem, Rows, Terms, Tile, take
+from ringspec.problem.model import Array, Problem, Terms, Tile, take
 from ringspec.recipes import Recipe
 from ringspec.schemes.execute import Arithmetic, Parts
 from ringspec.schemes.parts import Part, Tensors
+from ringspec.schemes.scheme import tensors_of
 from ringspec.schemes.sharding import Shard
-from ringspec.spec.block import BlockGradients, block_backward, block_forward
+from ringspec.spec.block import block_backward, block_forward
 from ringspec.spec.dropout import keep_mask
 from ringspec.spec.online_softmax import SoftmaxState
 from ringspec.spec.ring_backward import plus
@@ -44,63 +47,62 @@ def cells_of(x: NDArray, shard: Shard) -> NDArray:
     return take(x[:, list(shard.heads)], shard.index, axis=2)
 
 
-def rows_of(problem: Problem, shard: Shard, heads: list[int]) -> Rows:
-    """Return the data of some queries, for some of their heads only."""
-    rows = problem.rows.take(shard.index)
+def tile_of(problem: Problem, recipe: Recipe, q: Shard, k: Shard, heads: list[int]) -> Tile:
+    """Return the tile of some queries and keys, for query heads that share one key head."""
+    rows = problem.rows.take(q.index)
 
     def cut(x: NDArray | None) -> NDArray | None:
         return x if x is None or x.shape[1] == 1 else x[:, heads]
 
-    return replace(rows, bias=cut(rows.bias), mask=cut(rows.mask), keep=cut(rows.keep))
+    rows = replace(rows, bias=cut(rows.bias), mask=cut(rows.mask), keep=cut(rows.keep))
+    terms = replace(problem.terms, heads=len(heads), kv_heads=1, sinks=None)
+    return Tile(rows, problem.columns.take(k.index), terms, recipe)
 
 
-def tile_of(problem: Problem, recipe: Recipe, q: Shard, k: Shard, heads: list[int]) -> Tile:
-    """Return the tile of some queries and keys, for query heads that share one key head."""
-    terms: Terms = replace(problem.terms, heads=len(heads), kv_heads=1, sinks=None)
-    return Tile(rows_of(problem, q, heads), problem.columns.take(k.index), terms, recipe)
-
-
-def by_key_head(q: Shard, k: Shard, group: int) -> list[tuple[int, list[int], list[int]]]:
-    """Return, for each key head that is used: its slot in k, the query heads that use it, and their slots in q."""
-    found = []
-    for slot, key_head in enumerate(k.heads):
-        heads = [head for head in q.heads if head // group == key_head]
+def by_key_head(
+    problem: Problem, recipe: Recipe, q: Part, k: Part, phase: str
+) -> tuple[list[Any], tuple[int, ...], tuple[int, ...]]:
+    """Compute one key head after another; return the results, and the query heads and key heads in their order."""
+    names, block = BLOCKS[phase]
+    results, order, key_order = [], [], []
+    for slot, key_head in enumerate(k.shard.heads):
+        heads = [head for head in q.shard.heads if head // problem.terms.group == key_head]
         if heads:
-            found.append((slot, heads, [q.heads.index(head) for head in heads]))
-    return found
+            rows = [q.shard.heads.index(head) for head in heads]
+            x, *seeds = (q.tensors[name].take(rows, axis=1) for name in names)
+            keys, values = (k.tensors[name].take([slot], axis=1) for name in ("k", "v"))
+            tile = tile_of(problem, recipe, q.shard, k.shard, heads)
+            results.append(block(x, keys, values, *seeds, tile))
+            order += heads
+            key_order.append(key_head)
+    return results, tuple(order), tuple(key_order)
+
+
+# The tensors of the queries that a block needs, and the function of the specification that computes it.
+BLOCKS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+    "forward": (("q",), block_forward),
+    "backward": (("q", "dy", "lse", "row_term"), block_backward),
+}
 
 
 def score(problem: Problem, recipe: Recipe, q: Part, k: Part) -> Parts:
     """Return the softmax state of some queries over some keys."""
-    states, order = [], []
-    for slot, heads, rows in by_key_head(q.shard, k.shard, problem.terms.group):
-        tile = tile_of(problem, recipe, q.shard, k.shard, heads)
-        keys, values = (k.tensors[name].take([slot], axis=1) for name in ("k", "v"))
-        states.append(block_forward(q.tensors["q"].take(rows, axis=1), keys, values, tile))
-        order += heads
-    m, l, o = (np.concatenate([getattr(s, name) for s in states], axis=1) for name in "mlo")
-    return {"state": Part(Shard(q.shard.tokens, tuple(order)), {"m": m, "l": l, "o": o})}
+    states, order, _ = by_key_head(problem, recipe, q, k, "forward")
+    return {"state": Part(Shard(q.shard.tokens, order), side_by_side(states, "m", "l", "o"))}
 
 
 def differentiate(problem: Problem, recipe: Recipe, q: Part, k: Part) -> Parts:
     """Return what some queries and some keys contribute to dq, dk and dv."""
-    shares: list[BlockGradients] = []
-    order, key_order = [], []
-    for slot, heads, rows in by_key_head(q.shard, k.shard, problem.terms.group):
-        tile = tile_of(problem, recipe, q.shard, k.shard, heads)
-        keys, values = (k.tensors[name].take([slot], axis=1) for name in ("k", "v"))
-        queries = (q.tensors[name].take(rows, axis=1) for name in ("q", "dy", "lse", "row_term"))
-        x, dy, lse, row_term = queries
-        shares.append(block_backward(x, keys, values, dy, lse, row_term, tile))
-        order += heads
-        key_order.append(k.shard.heads[slot])
-    dq, dk, dv = (
-        np.concatenate([getattr(s, n) for s in shares], axis=1) for n in ("dq", "dk", "dv")
-    )
+    shares, order, key_order = by_key_head(problem, recipe, q, k, "backward")
     return {
-        "dq": Part(Shard(q.shard.tokens, tuple(order)), {"dq": dq}),
-        "dk": Part(Shard(k.shard.tokens, tuple(key_order)), {"dk": dk, "dv": dv}),
+        "dq": Part(Shard(q.shard.tokens, order), side_by_side(shares, "dq")),
+        "dk": Part(Shard(k.shard.tokens, key_order), side_by_side(shares, "dk", "dv")),
     }
+
+
+def side_by_side(results: list[Any], *names: str) -> Tensors:
+    """Return tensors by name, with the heads of all results one after another."""
+    return {name: np.concatenate([getattr(x, name) for x in results], axis=1) for name in names}
 
 
 def arithmetic(problem: Problem, recipe: Recipe, phase: str) -> Arithmetic:
@@ -114,19 +116,9 @@ def arithmetic(problem: Problem, recipe: Recipe, phase: str) -> Arithmetic:
 
 
 def blank(problem: Problem, thing: str, shard: Shard, phase: str) -> Part:
-    """Return an empty part: no tensor holds anything yet, and no row of a state has seen a key."""
+    """CP-6: return an empty part: no tensor holds anything yet, and no row of a state has seen a key."""
     rows = (problem.q.shape[0], len(shard.heads), len(shard.tokens))
-    width, value_width = problem.q.shape[3], problem.v.shape[3]
-    widths: dict[str, dict[str, tuple[int, ...]]] = {
-        "q": {"q": (width,)},
-        "k": {"k": (width,), "v": (value_width,)},
-        "state": {"m": (), "l": (), "o": (value_width,)},
-        "dq": {"dq": (width,)},
-        "dk": {"dk": (width,), "dv": (value_width,)},
-    }
-    shapes = widths[thing]
-    if thing == "q" and phase == "backward":
-        shapes = shapes | {"dy": (value_width,), "lse": (), "row_term": ()}
+    shapes = tensors_of(thing, phase, problem.q.shape[3], problem.v.shape[3])
     return Part(
         shard,
         {
@@ -137,7 +129,7 @@ def blank(problem: Problem, thing: str, shard: Shard, phase: str) -> Part:
 
 
 def join(recipe: Recipe, thing: str, a: Tensors, b: Tensors) -> Tensors:
-    """Merge two states, or add two gradients with the rounding of the accumulators (SOFT-1, NUM-2)."""
+    """CP-3: merge two states, or add two gradients with the rounding of the accumulators (SOFT-1, NUM-2)."""
     if thing == "state":
         state = merge_states(SoftmaxState(**a), SoftmaxState(**b), recipe)
         return {"m": state.m, "l": state.l, "o": state.o}

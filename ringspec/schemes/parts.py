@@ -93,7 +93,7 @@ def without_found(shard: Shard, found: set[tuple[int, int]]) -> Shard:
 def pieces_for(
     target: int, shards: Sequence[Shard], transfer: Transfer, mesh: Mesh
 ) -> list[tuple[int, Shard]]:
-    """Return (source, cells) of everything that a target gets in a transfer, in the order of the sources.
+    """CP-1: return (source, cells) of everything that a target gets in a transfer, in the order of the sources.
 
     An input is taken from the target itself if it has the cell, otherwise from the first rank of the group that has it.
     Of a result, all ranks of the group contribute what they have.

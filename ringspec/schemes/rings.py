@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringspec.schemes.mesh import Mesh
-from ringspec.schemes.scheme import RESULTS, Scheme, Step, Transfer
+from ringspec.schemes.scheme import RESULTS, Scheme, Step, Tokens, Transfer
 from ringspec.schemes.sharding import Sharding, by_tables, shifted
 
 Tables = Sequence[Sequence[int]]
 
 
-def home(mesh: Mesh, tables: Tables, heads: int) -> Sharding:
-    """Return the sharding in which rank r holds the tokens tables[r], with all heads."""
-    return by_tables(tables, [range(heads)] * mesh.ranks)
+def home(mesh: Mesh, tables: Tables, heads: int, text: Tokens = ()) -> Sharding:
+    """Return the sharding in which rank r holds the text, if there is any, and the tokens tables[r], with all heads."""
+    return by_tables([(*text, *table) for table in tables], [range(heads)] * mesh.ranks)
 
 
 def hop(things: Sequence[str], axis: str, to: Sharding) -> tuple[Transfer, ...]:
@@ -70,17 +70,9 @@ def ring(
     home_q = home(mesh, tables, heads)
     home_k = home(mesh, tables if tables_k is None else tables_k, kv_heads)
     moves, block = ("k", home_k) if circulation == "kv" else ("q", home_q)
-    return Scheme(
-        "ring",
-        mesh,
-        heads,
-        kv_heads,
-        home_q,
-        home_k,
-        home_q,
-        ring_steps(mesh, "ring", home_k, "k", "forward", direction),
-        ring_steps(mesh, "ring", block, moves, "backward", direction),
-    )
+    forward = ring_steps(mesh, "ring", home_k, "k", "forward", direction)
+    backward = ring_steps(mesh, "ring", block, moves, "backward", direction)
+    return Scheme("ring", mesh, heads, kv_heads, home_q, home_k, home_q, forward, backward)
 
 
 def double_ring(

@@ -40,6 +40,24 @@ SIDE_OF = {"q": "q", "k": "k", "state": "q", "dq": "q", "dk": "k"}
 Tokens = tuple[int, ...]
 
 
+def tensors_of(thing: str, phase: str, width: int, value_width: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape that one cell has in each tensor of a thing; D = ``width``, Dv = ``value_width``.
+
+    >>> tensors_of("state", "forward", 8, 5)
+    {'m': (), 'l': (), 'o': (5,)}
+    """
+    d, dv = (width,), (value_width,)
+    rows = {"dy": dv, "lse": (), "row_term": ()} if phase == "backward" else {}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {
+        "q": {"q": d, **rows},
+        "k": {"k": d, "v": dv},
+        "state": {"m": (), "l": (), "o": dv},
+        "dq": {"dq": d},
+        "dk": {"dk": d, "dv": dv},
+    }
+    return shapes[thing]
+
+
 @dataclass(frozen=True)
 class Transfer:
     """One collective operation: ``thing`` has the sharding ``to`` afterwards, within the groups along ``axis``.

@@ -104,7 +104,7 @@ def head_slice(heads: int, part: int, parts: int) -> tuple[int, ...]:
 
 
 def key_heads_of(query_heads: Sequence[int], group: int) -> tuple[int, ...]:
-    """Return the key heads that some query heads use: h // G, each once and in order (FWD-10).
+    """CP-4: return the key heads that some query heads use: h // G, each once and in order (FWD-10).
 
     >>> key_heads_of((2, 3), group=4)
     (0,)

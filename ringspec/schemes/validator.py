@@ -8,12 +8,20 @@ concerned by its own triples; a key cell of dk by those of all query heads that 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
 from ringspec.errors import ScheduleError
 from ringspec.schemes.atoms import compressed
-from ringspec.schemes.checks import homeless, length, malformed, replicas, wrong_collectives
+from ringspec.schemes.checks import (
+    homeless,
+    length,
+    malformed,
+    replicas,
+    shardings_over,
+    wrong_collectives,
+)
 from ringspec.schemes.defects import Defect
 from ringspec.schemes.execute import Moment, RankState, execute
 from ringspec.schemes.multisets import (
@@ -24,7 +32,7 @@ from ringspec.schemes.multisets import (
     multiset_inputs,
 )
 from ringspec.schemes.scheme import RESULTS, SIDE_OF, Scheme
-from ringspec.schemes.sharding import Shard, Sharding
+from ringspec.schemes.sharding import Shard
 
 SHOWN = 8
 Cell = tuple[int, int]
@@ -32,7 +40,7 @@ Triple = tuple[int, int, int, int]
 
 
 def validate_scheme(scheme: Scheme, visible: Visible | None = None) -> None:
-    """Prove that a scheme is valid, or raise ScheduleError with every defect found.
+    """CP-2: prove that a scheme is valid, or raise ScheduleError with every defect found.
 
     ``visible`` bool [H or 1, Sq, Sk] says which query attends to which key; None: all to all, for the tokens at home.
 
@@ -92,28 +100,16 @@ def pass_defects(scheme: Scheme, phase: str, visible: Visible) -> list[Defect]:
         defects.append,
         observe,
     )
+    *_, (_, last, _) = shardings_over(scheme, phase)
     for thing, home in small.ends(phase).items():
         full = scheme.ends(phase)[thing]
         expected = expected_triples(small, SIDE_OF[thing], seen)
         for state in states:
-            last = final_shard(scheme, phase, thing, state.rank)
-            if last != full.shards[state.rank]:
+            if thing in last and last[thing].shards[state.rank] != full.shards[state.rank]:
                 text = f"rank {state.rank} ends with {thing} of another shard than its home"
                 defects.append(Defect("not at home", phase, text, None, state.rank))
             defects += wrong_cells(phase, thing, home.shards[state.rank], state, expected, computed)
     return defects
-
-
-def final_shard(scheme: Scheme, phase: str, thing: str, rank: int) -> Shard:
-    """Return the shard that a rank's result has at the end of a pass."""
-    now = {"q": scheme.home_q, "k": scheme.home_k}
-    for step in scheme.steps(phase):
-        if not step.idle:
-            now.setdefault(thing, now[SIDE_OF[thing]])
-        for one in step.transfers:
-            if one.thing in now:
-                now[one.thing] = one.to
-    return now.get(thing, Sharding((Shard((), ()),) * scheme.mesh.ranks)).shards[rank]
 
 
 def expected_triples(scheme: Scheme, side: str, visible: Visible) -> dict[Cell, set[Triple]]:
@@ -151,25 +147,17 @@ def wrong_cells(
         for t, token in enumerate(home.tokens):
             if token >= 0:
                 held, cell = list(part.tensors[thing][0, h, t]), (token, head)
-                defects += wrong_cell(
-                    phase, thing, cell, state.rank, held, expected[cell], computed
-                )
+                for kind, text, step in wrong_triples(held, expected[cell], computed):
+                    where = f"{thing} of token {token}, head {head} on rank {state.rank}: {text}"
+                    defects.append(Defect(kind, phase, where, cell, state.rank, step))
     return defects
 
 
-def wrong_cell(
-    phase: str,
-    thing: str,
-    cell: Cell,
-    rank: int,
-    held: list[Met],
-    wanted: set[Triple],
-    computed: set[Triple],
-) -> list[Defect]:
-    """Return what is missed, lost, doubled or foreign in one cell of a rank's result."""
+def wrong_triples(
+    held: list[Met], wanted: set[Triple], computed: set[Triple]
+) -> Iterator[tuple[str, str, int | None]]:
+    """Return what is missed, lost, doubled or foreign in one cell: the kind, the first triple as text, its last step."""
     counts = Counter(met.triple for met in held)
-    where = f"{thing} of token {cell[0]}, head {cell[1]} on rank {rank}"
-    defects = []
     for kind, triples in (
         ("missed", sorted(wanted - set(counts) - computed)),
         ("lost", sorted((wanted - set(counts)) & computed)),
@@ -181,10 +169,8 @@ def wrong_cell(
             makers = [(met.step, met.rank) for met in held if met.triple == one]
             made = ", ".join(f"step {step} on rank {maker}" for step, maker in makers)
             text = (
-                f"{where}: query {one[0]}, head {one[1]} with key {one[2]}"
+                f"query {one[0]}, head {one[1]} with key {one[2]}"
                 + (f", computed in {made}" if made else "")
                 + (f" (and {len(triples) - 1} more)" if len(triples) > 1 else "")
             )
-            step = makers[-1][0] if makers else None
-            defects.append(Defect(kind, phase, text, cell, rank, step))
-    return defects
+            yield kind, text, makers[-1][0] if makers else None

@@ -384,6 +384,42 @@ MUTATIONS: tuple[tuple[str, str, str, str], ...] = (
         "        return WorkerResult(r, layout_q.table[r], layout_k.table[r], o, lse + 0.1)",
     ),
     (
+        "CP-1",
+        "schemes/collectives.py",
+        '    return "permute" if one_each else "all_to_all"',
+        '    return "permute"',
+    ),
+    (
+        "CP-2",
+        "schemes/validator.py",
+        '        ("doubled", sorted(triple for triple in wanted if counts[triple] > 1)),',
+        '        ("doubled", []),',
+    ),
+    (
+        "CP-3",
+        "schemes/numbers.py",
+        "    return {name: plus(a[name], b[name], carried) for name in a}",
+        "    return dict(b)",
+    ),
+    (
+        "CP-4",
+        "schemes/sharding.py",
+        "    return tuple(sorted({head // group for head in query_heads}))",
+        "    return tuple(sorted({head % group for head in query_heads}))",
+    ),
+    (
+        "CP-5",
+        "schemes/exchanges.py",
+        "        keys = tuple(shard.tokens if t == once else others(shard, text) for shard in block.shards)",
+        "        keys = tuple(shard.tokens for shard in block.shards)",
+    ),
+    (
+        "CP-6",
+        "schemes/numbers.py",
+        '            name: np.full(rows + last, -np.inf if name == "m" else 0.0)',
+        "            name: np.full(rows + last, 0.0)",
+    ),
+    (
         "NUM-1",
         "formats.py",
         "    rounded = values + anchor",

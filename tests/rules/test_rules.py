@@ -37,7 +37,7 @@ MARKED = marked_files()
 
 def test_every_rule_has_an_id_of_its_own_under_a_known_prefix():
     assert len(set(IDS)) == len(IDS)
-    assert all(re.fullmatch(r"(MASK|FWD|BWD|DROP|SOFT|LAYOUT|RING|NUM)-\d+", i) for i in IDS)
+    assert all(re.fullmatch(r"(MASK|FWD|BWD|DROP|SOFT|LAYOUT|RING|CP|NUM)-\d+", i) for i in IDS)
     assert rule("RING-1") in RULES
 
 

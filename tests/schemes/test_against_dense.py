@@ -132,6 +132,7 @@ def compare_all(run, expected, scale):
             assert error <= BOUND, (name, result.rank, error)
 
 
+@pytest.mark.rule("CP-3", "CP-4", "CP-5")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
 def test_schemes_that_train_equal_dense_attention(row):
     scheme, mesh, keywords = TRAINED[row["scheme"]]
@@ -172,6 +173,7 @@ SERVING = {
 }
 
 
+@pytest.mark.rule("CP-3", "CP-6")
 @pytest.mark.parametrize("name", SERVING)
 @pytest.mark.parametrize("heads", [(4, 2), (4, 1), (12, 3)])
 @pytest.mark.parametrize("mask", ["causal", "window"])

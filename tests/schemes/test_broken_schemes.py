@@ -43,6 +43,7 @@ NEW = dcp(mesh(dcp=2), 1, [[0, 2], [1]], heads=2, kv_heads=1, new=(3,))
 VALID = [RING, DOUBLE, GATHER, ULYSSES, USP, JOINT, PCP, DCP, NEW]
 
 
+@pytest.mark.rule("CP-1", "CP-2", "CP-4", "CP-5")
 @pytest.mark.parametrize("scheme", VALID, ids=lambda scheme: scheme.name)
 def test_the_schemes_that_are_broken_below_are_valid(scheme):
     validate_scheme(scheme)
@@ -487,6 +488,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.rule("CP-1", "CP-2", "CP-4", "CP-5")
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_scheme_is_refused_for_its_own_reason(name):
     scheme, kind, words = BROKEN[name]

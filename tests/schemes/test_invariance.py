@@ -69,6 +69,19 @@ def test_decoding_does_not_depend_on_interleave_degree_or_groups():
                 assert error <= BOUND, (mesh, interleave, name, error)
 
 
+@pytest.mark.rule("CP-6")
+@pytest.mark.parametrize("mean", [-3, 0, 3], ids=lambda mean: f"mean score {mean}")
+def test_ranks_without_keys_change_no_bit(mean):
+    q, k, v, _ = tensors(2, 13)
+    q, k = q + 1, k + mean / 3
+    options = {"causal": True, "q_offset": 11}
+    one = rs.ring(q, k, v, workers=1, **options)
+    run = context_parallel(q, k, v, mesh={"dcp": 4}, scheme="dcp", interleave=13, **options)
+    assert [len(result.key.tokens) for result in run.ranks] == [13, 0, 0, 0]
+    for name in ("o", "lse"):
+        np.testing.assert_array_equal(getattr(run, name), getattr(one, name), strict=True)
+
+
 def test_prefill_does_not_depend_on_where_the_prefix_ends_and_decoding_continues_it():
     q, k, v, _ = tensors(16)
     scale, whole = row_scale(q, k, v, causal=True), rs.attention(q, k, v, causal=True)
@@ -87,6 +100,7 @@ def test_prefill_does_not_depend_on_where_the_prefix_ends_and_decoding_continues
                 assert error <= BOUND, (prefix, name, error)
 
 
+@pytest.mark.rule("CP-4")
 @pytest.mark.parametrize("layout", ["contiguous", "striped", "zigzag"])
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2), (8, 1), (12, 3)])
 def test_the_forward_of_ulysses_equals_that_of_one_rank_bit_for_bit(layout, heads):
