@@ -128,6 +128,7 @@ def text_of(call: Call) -> Tokens:
 
 def build_pcp(call: Call) -> Scheme:
     """Return a prefill: each request has a cached prefix of keys, then those of its queries."""
+    check_offset(call, "pcp")
     if isinstance(call.layout, tuple) and len(call.layout) == 2:
         refuse_interleave(call)
         tables, tables_k = tables_of(call)
@@ -163,6 +164,7 @@ def keys_of_prefill(call: Call, new: Integers) -> list[list[int]]:
 
 def build_dcp(call: Call) -> Scheme:
     """Return decoding: the keys of each request are dealt out to the ranks of a group, or a layout says who has which."""
+    check_offset(call, "dcp")
     parts = call.mesh.size("dcp")
     _, starts = requests(call)
     if call.layout is None:
@@ -173,6 +175,17 @@ def build_dcp(call: Call) -> Scheme:
         documents = None if call.options.get("cu_seqlens") is None else starts
         tables = make_layout(call.layout, call.keys, parts, documents).table.tolist()
     return gathers.dcp(call.mesh, call.queries, tables, **call.heads)
+
+
+def check_offset(call: Call, scheme: str) -> None:
+    """Raise OptionError for a causal mask whose q_offset was left out: 0 would hide the cache from the first queries."""
+    told = any(call.options.get(x) is not None for x in ("q_offset", "positions_q", "cu_seqlens"))
+    if call.options.get("causal") and call.queries != call.keys and not told:
+        raise OptionError(
+            f"q_offset beside causal=True with the scheme {scheme!r}, whose queries come after cached keys",
+            "none",
+            f"write q_offset={call.keys - call.queries}, or another position of the first query",
+        )
 
 
 def requests(call: Call) -> tuple[list[int], list[int]]:

@@ -193,3 +193,11 @@ def test_empty_lengths_are_attention_without_keys():
     run = context_parallel(X, none, none, mesh={"dcp": 2}, scheme="dcp")
     assert (run.o == 0).all() and np.isneginf(run.lse).all()
     assert rs.attention(X, none, none).lse.shape == run.lse.shape
+
+
+@pytest.mark.parametrize(("scheme", "mesh"), [("pcp", {"pcp": 2}), ("dcp", {"dcp": 2})])
+def test_a_causal_mask_after_a_cache_needs_the_position_of_the_first_query(scheme, mesh):
+    new = X[:, :, :4]
+    with pytest.raises(OptionError, match="write q_offset=4"):
+        context_parallel(new, X, X, mesh=mesh, scheme=scheme, causal=True)
+    assert context_parallel(new, X, X, mesh=mesh, scheme=scheme, causal=True, q_offset=0).o.size
