@@ -73,7 +73,7 @@ def _enclosure(name: str, ulps: int) -> Callable[[Any], Interval]:
     def enclosed(x: Any) -> Interval:
         if not isinstance(x, Interval):
             x = Interval(x, x)
-        low, high = _end(name, x.low, ulps, -1), _end(name, x.high, ulps, 1)
+        low, high = _ends(name, x, ulps)
         # Of an interval, the exact value at an end says nothing about the values beside it.
         known = same_bits(x.low, x.high) & _exact(name, x.low)
         value = getattr(NUMPY, name)(x.low)
@@ -91,20 +91,35 @@ def _exact(name: str, x: Float32) -> NDArray[np.bool_]:
     return exact | (x <= 0) if name in ("log", "log2") else exact
 
 
-def _end(name: str, x: Float32, ulps: int, sign: int) -> Float32:
-    """Return the least (``sign`` -1) or the largest (1) value that the function may have at ``x``."""
-    value = WIDE[name](x.astype(np.float64))
-    rounded = (value + sign * SLACK * np.abs(value)).astype(np.float32)
+def _ends(name: str, x: Interval, ulps: int) -> tuple[Float32, Float32]:
+    """Return the least and the largest value that the function may have on an interval, apart from exact values."""
+    below, above = _rounded_towards(name, x.low, -1), _rounded_towards(name, x.high, 1)
+    # The ulp doubles at a power of two. Where the results reach the next one, its ulp counts: from there, a function may
+    # come closer to 0 than from the end itself.
+    crossed = np.where(np.frexp(below)[1] == np.frexp(above)[1], 1, 2)
     # Instead of a result that overflows, a function may return one of the largest numbers.
-    start = np.where(np.isposinf(value) | np.isposinf(rounded), LARGEST, rounded)
-    start = start if sign < 0 else rounded
-    moved = start.astype(np.float64) + sign * ulps * _ulp(start)
-    end = np.where(np.isinf(start), start, moved.astype(np.float32))
-    # Towards zero, no further than 0, which may also replace a subnormal. A float64 value of 0 is one that underflows.
-    positive = value > 0 if name == "logsigmoid" else value >= 0
-    passed = (positive == (sign < 0)) & (end * -sign < LEAST_NORMAL)
-    result: Float32 = np.where(passed, np.float32(0), end)
-    return result
+    start = np.where(np.isposinf(below), LARGEST, below)
+    low = _moved(start, -ulps * _ulp(start) * np.where(below > 0, crossed, 1))
+    high = _moved(above, ulps * _ulp(above) * np.where(above < 0, crossed, 1))
+    # Towards zero, no further than 0, which may also replace a subnormal. A result of 0 is one that underflows.
+    positive = below > 0 if name == "logsigmoid" else below >= 0
+    negative = above <= 0 if name == "logsigmoid" else above < 0
+    zero = np.float32(0)
+    low = np.where(positive & (low < LEAST_NORMAL), zero, low)
+    return low, np.where(negative & (high > -LEAST_NORMAL), zero, high)
+
+
+def _rounded_towards(name: str, x: Float32, sign: int) -> Float32:
+    """Return the correctly rounded result or, where float64 leaves it open, its lower (``sign`` -1) or upper neighbour."""
+    value = WIDE[name](x.astype(np.float64))
+    slack = np.where(np.isfinite(value), SLACK * np.abs(value), 0.0)
+    rounded: Float32 = (value + sign * slack).astype(np.float32)
+    return rounded
+
+
+def _moved(start: Float32, by: Float64) -> Float32:
+    moved: Float32 = np.where(np.isinf(start), start, (start + by).astype(np.float32))
+    return moved
 
 
 def _ulp(x: Float32) -> Float64:

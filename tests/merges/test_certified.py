@@ -197,6 +197,32 @@ def test_an_enclosure_contains_perturbed_and_numpys_functions(name, ulps):
             assert contains(interval, value).all(), functions.name
 
 
+@pytest.mark.parametrize("name", ["exp", "exp2", "sigmoid", "log", "log1p", "logsigmoid"])
+def test_an_enclosure_counts_the_larger_ulp_of_a_power_of_two_inside_an_interval(name):
+    powers = 2.0 ** -np.arange(1, 12)
+    inverse = {
+        "exp": np.log(powers),
+        "exp2": np.log2(powers),
+        "sigmoid": np.log(powers) - np.log1p(-powers),
+        "log": np.exp(-powers),
+        "log1p": np.expm1(powers),
+        "logsigmoid": -np.log(np.expm1(powers)),
+    }
+    middle = inverse[name].astype(np.float32)
+    steps = [middle]
+    for _ in range(6):
+        below, above = (
+            np.nextafter(steps[n], np.float32(to)) for n, to in ((0, -np.inf), (-1, np.inf))
+        )
+        steps = [below, *steps, above]
+    for first, last in itertools.combinations(range(len(steps)), 2):
+        found = getattr(within(ULPS), name)(Interval(steps[first], steps[last]))
+        for x in steps[first : last + 1]:
+            right = in_double(name)(x)
+            for sign in (-ULPS, ULPS):
+                assert contains(found, right + sign * np.spacing(np.abs(right))).all()
+
+
 @pytest.mark.parametrize("ulps", [0, 1025, 2.0, True])
 def test_another_accuracy_is_refused(ulps):
     with pytest.raises(OptionError, match=r"expected ulps as 1 to 1024; got .*\. Fix: "):
