@@ -26,7 +26,7 @@ __all__ = ["ROUNDED", "within"]
 Float64 = NDArray[np.float64]
 Wide = Callable[[Float64], Float64]
 Narrow = Callable[[Float32], Float32]
-SLACK = 4 * 2.0**-52
+SLACK = 16 * 2.0**-52  # of sigmoid and logsigmoid too, which are composed
 LEAST_NORMAL, LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 
 
