@@ -1,4 +1,4 @@
-"""Measure what each form of merge loses, and write the table and the figure of learn/merges.md.
+"""Measure what each form of merge loses and which bits are certain, and write the tables and the figure of learn/merges.md.
 
 python docs/merge_errors.py        # takes about 10 seconds
 
@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from ringspec.formats import store
-from ringspec.merges import MERGES, Part, merge
+from ringspec.merges import MERGES, Part, certain, merge
 
 PAGE = Path(__file__).parent / "learn" / "merges.md"
 FIGURE = Path(__file__).parent / "images" / "merge_errors.svg"
 START, END = "<!-- table -->\n", "<!-- end of the table -->\n"
+CERTAIN_START, CERTAIN_END = "<!-- certain -->\n", "<!-- end of certain -->\n"
 # One recipe for each form and rounding.
 SHOWN = {
     "torch_cp": "#1b7837",
@@ -92,6 +93,32 @@ def table() -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
+# Format of o, level of lse and W of each column.
+CERTAIN_COLUMNS = (("bfloat16", 5, 2), ("bfloat16", 5, 8), ("bfloat16", 1000, 8), ("float32", 5, 2))
+CERTAIN_LSE = ((5, 2), (1000, 2), (1000, 8))
+
+
+def shares(name: str) -> list[float]:
+    """The shares of the elements of o, then of lse, whose bits no elementary function within 4 ulp changes."""
+    found = [certain(parts_of(w, fmt, level), name) for fmt, level, w in CERTAIN_COLUMNS]
+    values = [one.o_certain.mean() for one in found]
+    found = [certain(parts_of(w, "bfloat16", level), name) for level, w in CERTAIN_LSE]
+    return [float(x) for x in (*values, *(one.lse_certain.mean() for one in found))]
+
+
+def certain_table() -> str:
+    head = (
+        "recipe|o bf16, W = 2|o bf16, W = 8|o bf16, lse about 1000, W = 8|o float32, W = 2|"
+        "lse about 5, W = 2|lse about 1000, W = 2|lse about 1000, W = 8"
+    ).split("|")
+    rows = [head, ["---"] * len(head)]
+    for name in SHOWN:
+        label = f"`{name}`" if MERGES[name].compared_with else f"`{name}` (read only)"
+        # Rounded down, so that 100 % is all elements.
+        rows.append([label, *(f"{math.floor(1000 * share) / 10} %" for share in shares(name))])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
 LEFT, TOP, WIDE, HIGH = 64, 20, 470, 260
 LOW, TOP_VALUE = 1e-3, 2e-2
 
@@ -140,11 +167,16 @@ def apart(ends: dict[str, float]) -> dict[str, float]:
     return moved
 
 
+def filled(text: str, start: str, end: str, written: str) -> str:
+    """Return the page with the part between two marks replaced."""
+    before, _, rest = text.partition(start)
+    return before + start + written + end + rest.partition(end)[2]
+
+
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(START)
-    after = rest.partition(END)[2]
-    PAGE.write_text(before + START + table() + END + after, encoding="utf-8")
+    text = filled(PAGE.read_text(encoding="utf-8"), START, END, table())
+    text = filled(text, CERTAIN_START, CERTAIN_END, certain_table())
+    PAGE.write_text(text, encoding="utf-8")
     FIGURE.write_text(figure(), encoding="utf-8")
 
 

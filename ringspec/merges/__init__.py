@@ -6,11 +6,14 @@
 4. ``table``      the recipes of public implementations: :data:`MERGES`
 5. ``merge``      partial results and a recipe in, bits out
 6. ``gradients``  sums of the gradients
+7. ``intervals``, ``enclosures``  all results that operations can have when elementary functions are not known exactly
+8. ``certified``  which bits of a merge do not depend on them
 
 The promise: bit-exact from given partial results, with the elementary functions supplied. It does not cover what
 determines the partial results, a compiler that contracts products and sums, or the order of a collective's sum.
 """
 
+from ringspec.merges.certified import Certain, certain
 from ringspec.merges.forms.parts import Part
 from ringspec.merges.functions import NUMPY, Functions
 from ringspec.merges.gradients import add_gradients
@@ -22,11 +25,13 @@ __all__ = [
     "FORMS",
     "MERGES",
     "NUMPY",
+    "Certain",
     "Functions",
     "GradientSum",
     "MergeRecipe",
     "Part",
     "add_gradients",
+    "certain",
     "merge",
     "merge_recipe",
     "visits",

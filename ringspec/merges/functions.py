@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringspec.errors import DtypeError, OptionError, ShapeError, shown
+from ringspec.merges.intervals import Interval
 from ringspec.merges.numbers import Float32, quiet
 
 __all__ = ["NUMPY", "Functions"]
@@ -72,7 +73,7 @@ def _checked(function: Function, name: str) -> Function:
     def checked(x: Float32) -> Float32:
         with quiet():
             value = function(x)
-        if not isinstance(value, (np.ndarray, np.generic)) or value.dtype != np.float32:
+        if not isinstance(value, (np.ndarray, np.generic, Interval)) or value.dtype != np.float32:
             got = f"dtype {value.dtype}" if hasattr(value, "dtype") else shown(value)
             raise DtypeError(
                 f"a NumPy float32 array from {name}", got, "convert it in the function"

@@ -21,7 +21,7 @@ from ringspec.merges.numbers import Float32
 from ringspec.merges.recipe import MergeRecipe
 from ringspec.merges.table import MERGES
 
-__all__ = ["FORMS", "as_parts", "merge", "merge_recipe"]
+__all__ = ["FORMS", "as_parts", "evaluate", "merge", "merge_recipe"]
 
 Form = Callable[[Sequence[Part], MergeRecipe, Functions, str], tuple[Float32, Float32]]
 
@@ -77,10 +77,19 @@ def merge(
     >>> float(whole[0, 0, 0, 0]), round(float(total[0, 0, 0]), 4)
     (2.0, 0.6931)
     """
-    used, given = merge_recipe(recipe), NUMPY if functions is None else functions
+    given = NUMPY if functions is None else functions
     if not isinstance(given, Functions):
         fix = "pass ringspec.merges.Functions(exp=...)"
         raise OptionError("functions as ringspec.merges.Functions, or None", shown(given), fix)
+    o, lse, own = evaluate(parts, recipe, given)
+    return (o, lse) if own == "float32" else (store(o, own), lse)
+
+
+def evaluate(
+    parts: Any, recipe: str | MergeRecipe, functions: Functions
+) -> tuple[Float32, Float32, str]:
+    """Merge as :func:`merge` does, and return o and lse as float32, before o is stored in the format of the parts, and it."""
+    used = merge_recipe(recipe)
     checked = as_parts(parts)
     if used.form == "all_parts" and any(part.rows is not None for part in checked):
         fix = "give the other rows of such a part lse=-inf and o=0"
@@ -93,10 +102,7 @@ def merge(
     own = name_of(checked[0].o.dtype)
     assert own is not None
     readable = [_emptied(part, used) for part in checked]
-    o, lse = FORMS[used.form](readable, used, given, own)
-    if own != "float32":
-        return store(o, own), lse
-    return o, lse
+    return *FORMS[used.form](readable, used, functions, own), own
 
 
 def as_parts(parts: Any) -> list[Part]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.formats import round_to
+from ringspec.merges.intervals import monotone
 
 __all__ = ["Float32", "fma", "minus", "quiet", "stored"]
 
@@ -25,7 +26,7 @@ def stored(x: Float32, name: str) -> Float32:
     """Round float32 values once to the format ``name`` and return them as float32; float32 itself returns ``x``."""
     if name == "float32":
         return x
-    rounded: Float32 = round_to(x, name).astype(np.float32)
+    rounded: Float32 = monotone(lambda one: round_to(one, name).astype(np.float32), x)
     return rounded
 
 
@@ -47,6 +48,11 @@ def fma(a: Float32, b: Float32, c: Float32) -> Float32:
     >>> float(fma(x, x, np.float32(-1 - 2.0**-22))) == 2.0**-46, float(x * x - np.float32(1 + 2.0**-22))
     (True, 0.0)
     """
+    result: Float32 = monotone(_fma, a, b, c)
+    return result
+
+
+def _fma(a: Float32, b: Float32, c: Float32) -> Float32:
     with quiet():
         product, addend = np.multiply(a, b, dtype=np.float64), np.asarray(c, np.float64)
         total = product + addend

@@ -18,9 +18,11 @@ def program():
     sys.path.remove(str(DOCS))
 
 
-def stored_rows(program):
+def stored_rows(program, start="START", end="END"):
     text = program.PAGE.read_text(encoding="utf-8")
-    lines = text.partition(program.START)[2].partition(program.END)[0].splitlines()
+    lines = (
+        text.partition(getattr(program, start))[2].partition(getattr(program, end))[0].splitlines()
+    )
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0].partition("`")[2].partition("`")[0]: row for row in rows[2:]}
 
@@ -42,6 +44,15 @@ def test_the_table_is_what_the_program_measures(program):
             # Two digits, and elementary functions that differ in the last bit between processors.
             assert program.error(name, workers, fmt, level) == pytest.approx(float(cell), rel=0.2)
         assert row[9:] == [program.empty(name, one) for one in ((0,), (0, 1), (0, 1, 2))], name
+
+
+def test_the_shares_of_certain_elements_are_what_the_program_measures(program):
+    rows = stored_rows(program, "CERTAIN_START", "CERTAIN_END")
+    assert list(rows) == list(program.SHOWN)
+    for name, row in rows.items():
+        printed = [float(cell.rstrip(" %")) / 100 for cell in row[1:]]
+        # The stored shares have three digits; an enclosure hardly depends on the processor.
+        assert printed == pytest.approx(program.shares(name), abs=2e-3), name
 
 
 def test_the_figure_names_each_shown_recipe(program):

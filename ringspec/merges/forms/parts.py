@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec.merges.intervals import endwise
 from ringspec.merges.numbers import Float32
 
 __all__ = ["Part"]
@@ -49,6 +50,10 @@ class Part:
         """Return ``whole`` with this part's rows replaced by ``value``."""
         if self.rows is None:
             return value
+        result: Float32 = endwise(self._replaced, whole, value)
+        return result
+
+    def _replaced(self, whole: Float32, value: Float32) -> Float32:
         result = whole.copy(order="K")
         result[self.rows] = value
         return result
