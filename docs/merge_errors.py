@@ -81,7 +81,12 @@ def row(name: str) -> list[str]:
     cells += [f"{error(name, w, 'float32', 1000):.1e}" for w in (2, 64)]
     cells.append(f"{error(name, 8, 'float32', 5, unit=1 / math.log(2)):.1e}")
     label = f"`{name}`" if MERGES[name].compared_with else f"`{name}` (read only)"
-    return [label, MERGES[name].form, *cells, *(empty(name, which) for which in ((0,), (0, 1), (0, 1, 2)))]
+    return [
+        label,
+        MERGES[name].form,
+        *cells,
+        *(empty(name, which) for which in ((0,), (0, 1), (0, 1, 2))),
+    ]
 
 
 def table() -> str:
