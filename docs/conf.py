@@ -34,6 +34,8 @@ extensions = [
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["_build", "_extra", "nki/official_suite_table.md", "reference/generated"]
+# Texts for issues; docs/verdicts.py copies them beside the matrix.
+exclude_patterns += ["conform/reproducers"]
 
 # 'zigzag' in a docstring is a value; curly quotes would make it prose.
 smartquotes = False

@@ -39,6 +39,7 @@ DOCS = ROOT / "docs"
 STORED = DOCS / "conform" / "verdicts.json"
 SCHEMA = DOCS / "conform" / "verdicts.schema.json"
 REPORTS = DOCS / "conform" / "reports"
+REPRODUCERS = DOCS / "conform" / "reproducers"
 FORMAT = "ringspec-verdicts-1"
 SUFFIX = ".jsonl.xz"
 MARK = "<!-- docs/verdicts.py generates this table from the reports -->\n"
@@ -138,7 +139,8 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
             when = f"{versions(row)}; {row['date']}; {words(row['profile'])}"
         else:
             when = "no report"
-        lines.append(f"| {linked(row)} | {when} | {passed(row)} | {wrong(row)} | {command} |")
+        told = wrong(row, with_reproducers=True)
+        lines.append(f"| {linked(row)} | {when} | {passed(row)} | {told} | {command} |")
     return "\n".join(lines) + "\n"
 
 
@@ -212,14 +214,22 @@ def passed(row: Mapping[str, Any]) -> str:
     return f"{counts.get('pass', 0)} of {claimed}" + ("; incomplete" if row["cut"] else "")
 
 
-def wrong(row: Mapping[str, Any]) -> str:
-    """What is wrong in a row, in a few words."""
+def wrong(row: Mapping[str, Any], with_reproducers: bool = False) -> str:
+    """What is wrong in a row, in a few words.
+
+    ``with_reproducers``: with links to the reproducers, as seen from docs/conform.
+    """
     without = not row["date"]
     parts = [
         (f"{words(', '.join(fact['versions']))}: " if without else "")
         + f"{', '.join(fact['tensors'])} wrong; {words(fact['text'])}"
         + (f": `{fact['bug']}`" if fact["bug"] else "")
         + (f" ([report]({fact['public_report']}))" if fact["public_report"] else "")
+        + (
+            f" ([reproducer]({fact['reproducer']}))"
+            if with_reproducers and fact["reproducer"]
+            else ""
+        )
         for fact in row["wrong"]
         if fact["cases"] or without
     ]
@@ -246,7 +256,7 @@ def with_table(text: str, made: str) -> str:
 
 
 def pages(folder: Path = DOCS / "_extra") -> None:
-    """Write matrix.html, verdicts.json and its schema, and for each row a badge and the report."""
+    """Write matrix.html, verdicts.json and its schema, the reproducers, and for each row a badge and the report."""
     for name in ("badges", "reports"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(parents=True)
@@ -254,6 +264,12 @@ def pages(folder: Path = DOCS / "_extra") -> None:
     (folder / "matrix.html").write_text(verdicts_page(feed), encoding="utf-8")
     for path in (STORED, SCHEMA):
         shutil.copyfile(path, folder / path.name)
+    shutil.copytree(
+        REPRODUCERS,
+        folder / "reproducers",
+        ignore=shutil.ignore_patterns("__pycache__"),
+        dirs_exist_ok=True,
+    )
     for row in feed["rows"]:
         if row.get("badge_file"):
             (folder / row["badge_file"]).write_text(as_text(row["badge"]), "utf-8")

@@ -100,9 +100,11 @@ def silent(
 
 
 def confirmed(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a confirmed failure, with links that are safe."""
+    """Return a confirmed failure, with links that are safe; the text for an issue lies beside the reproducer."""
     links = {name: safe_link(one.get(name)) for name in ("public_report", "reproducer")}
-    return {**one, **links}
+    program = links["reproducer"] or ""
+    text = f"{program.removesuffix('.py')}.md" if program.endswith(".py") else None
+    return {**one, **links, "issue_text": text}
 
 
 def cell(one: Mapping[str, Any], column: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,29 @@ def test_what_is_called_wrong_has_a_program_without_ringspec_that_confirms_it():
         assert ("failed" in told) == bool(one.get("unchecked")), one["id"]
 
 
+def test_a_reproducer_is_a_short_program_without_ringspec_with_a_text_for_an_issue_beside_it():
+    told = [one["reproducer"] for one in FACTS["wrong"] if "reproducer" in one]
+    files = {f"reproducers/{path.name}" for path in verdicts.REPRODUCERS.glob("*.py")}
+    assert len(told) == len(set(told)) and set(told) == files
+    for name in told:
+        path = verdicts.REPRODUCERS.parent / name
+        program, text = path.read_text("utf-8"), path.with_suffix(".md").read_text("utf-8")
+        assert len(program.splitlines()) <= 100, name
+        assert "ringspec" not in program + text, name
+        assert "sys.exit(1 if wrong else 0)" in program and path.name in text, name
+
+
+def test_the_pages_link_to_the_reproducers_and_have_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(verdicts, "stored_reports", dict)
+    (tmp_path / "reproducers").mkdir()
+    verdicts.pages(tmp_path)
+    page = (tmp_path / "matrix.html").read_text("utf-8")
+    for fact in FACTS["wrong"]:
+        if "reproducer" in fact:
+            for link in (fact["reproducer"], fact["reproducer"].replace(".py", ".md")):
+                assert f'href="{link}"' in page and (tmp_path / link).is_file(), link
+
+
 def test_a_confirmed_failure_is_wrong_in_every_column_that_its_case_uses():
     found = row(failing(), passing(passes=["forward"], workers=2))
     for column in ("backward", "w3", "zigzag", "causal", "float32"):
