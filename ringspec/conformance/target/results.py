@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.target.protocol import Call, PerWorker
 from ringspec.formats import format_of
+from ringspec.spec.layout import interleaved_length
 
 INTEGER = "integer"  # stands for every integer dtype
 
@@ -72,9 +73,7 @@ def slots_of_layout(call: Call) -> int:
         return int(call.terms["cu_seqlens_padded"][-1]) // call.workers
     starts, each = call.terms["cu_seqlens"], call.terms["interleave"]
     lengths = [stop - first for first, stop in itertools.pairwise(starts)]
-    return sum(
-        n // (each * call.workers) * each + min(n % (each * call.workers), each) for n in lengths
-    )
+    return sum(interleaved_length(n, 0, call.workers, each) for n in lengths)
 
 
 def frozen(arrays: Iterable[NDArray]) -> PerWorker:
