@@ -32,6 +32,9 @@ def test_passes():
 def test_fails(n):
     raise ValueError(f"tile {n}: at most 4; got 5")
 
+def test_races():
+    raise ValueError("nki_impl.sim.errors.RaceError: two cores")
+
 def test_upstream():
     raise RuntimeError(REFERENCE)
 
@@ -64,10 +67,24 @@ def test_the_table_lists_each_kind_of_result_and_a_second_run_runs_nothing_again
     results = tmp_path / "results.jsonl"
     for _ in range(2):
         program("run", tmp_path, "--out", results, "--seconds", 1)
-        assert len(results.read_text().splitlines()) == 7
+        assert len(results.read_text().splitlines()) == 8
     table = program("table", results)
-    assert "| `core/test_tile` | 1 | 2 | 2 | 1 | 1 | 2 x `ValueError: tile N: at most N` |" in table
-    assert "1 of 3 tests that ran to their end passed." in table
+    assert (
+        "| `core/test_tile` | 1 | 2 | 1 | 2 | 1 | 1 | 2 x `ValueError: tile N: at most N` |"
+        in table
+    )
+    assert "1 of 3 tests that ran to their end passed; races are counted apart." in table
+
+
+def test_the_table_says_how_the_tests_with_a_race_end_when_races_are_warnings(tmp_path: Path):
+    race, passed = "nkilib/test_a.py::b", {"outcome": "passed", "seconds": 1, "why": ""}
+    strict, warned = tmp_path / "strict.jsonl", tmp_path / "warned.jsonl"
+    strict.write_text(
+        json.dumps({"test": race, "outcome": "failed", "why": "RaceError: two cores"})
+    )
+    warned.write_text(json.dumps({"test": race} | passed))
+    table = program("table", strict, "--warned", warned)
+    assert "The 1 tests with a race, with RINGSPEC_NKI_RACES=warn: 1 passed." in table
 
 
 def test_a_sample_is_spread_over_the_file(tmp_path: Path):
