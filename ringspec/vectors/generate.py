@@ -20,7 +20,7 @@ from ringspec.errors import OptionError, RingspecError, UndecidedError, nearest
 from ringspec.formats import load
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check
-from ringspec.truth.exactly import Truth, Wanted, attention, block_gradients, merge
+from ringspec.truth.exactly import Truth, Wanted, attention, block_gradients
 from ringspec.truth.problem import Upstream
 from ringspec.truth.schedule import schedule_of, targets, visitors
 from ringspec.truth.sharded import Tables, layout_tensors, per_worker, tables_for
@@ -28,15 +28,16 @@ from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
 from ringspec.vectors.catalogue.flags import FLAGS
 from ringspec.vectors.format.case import Case, Ring
 from ringspec.vectors.format.digest import tensor_digest
-from ringspec.vectors.format.inputs import BOOLEANS, INTEGERS, inputs_of
+from ringspec.vectors.format.inputs import BOOLEANS, INTEGERS, PARTS, inputs_of
 from ringspec.vectors.format.requires import requires
 from ringspec.vectors.format.sampling import sample
+from ringspec.vectors.merge_bits import recipe_bits, truth_of_merge
 from ringspec.vectors.processes import each
 from ringspec.vectors.sets.stored import VectorSet, write_set
 
 Tensors = dict[str, NDArray]
 Progress = Callable[[int, int, str], None]
-NOT_OPTIONS = ("q", "k", "v", "dy", "dlse", "lse", "delta", "parts_o", "parts_lse")
+NOT_OPTIONS = ("q", "k", "v", "dy", "dlse", "lse", "delta", *PARTS)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def derive(case: Case) -> Derived:
 def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = None) -> Tensors:
     """Return every tensor of a case in full, even if the set stores only a part of it.
 
-    Names begin with ``in.``, ``out.``, ``scale.``, ``layout.`` or ``position.``. ``scales=False`` leaves out
+    Names begin with ``in.``, ``out.``, ``scale.``, ``layout.``, ``position.``, ``bits.`` or ``certain.``. ``scales=False`` leaves out
     ``scale.*``, which saves a third of the time. ``truth``: results that are already known, in global order and in all
     formats of the case; None: compute the results.
     """
@@ -86,8 +87,8 @@ def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = No
     inputs = inputs_of(case)
     tensors = {f"in.{name}": x for name, x in inputs.items()}
     if case.operation == "merge":
-        parts = load(inputs["parts_o"], "parts_o"), load(inputs["parts_lse"], "parts_lse")
-        return tensors | expected_tensors(case, merge(*parts, wanted_of(case, scales)), None)
+        truth = truth_of_merge(case, inputs, wanted_of(case, scales)) if truth is None else truth
+        return tensors | expected_tensors(case, truth, None) | recipe_bits(case, inputs)
     problem, upstream, tables = arguments_of(case, inputs)
     if tables is not None:
         tensors |= layout_tensors(problem, tables)

@@ -30,7 +30,7 @@ from ringspec.vectors.format.inputs import inputs_of
 from ringspec.vectors.format.requires import requires
 
 CORE, KERNEL = catalogue("core"), catalogue("kernel")
-BOTH = CORE + KERNEL
+BOTH = CORE + KERNEL + catalogue("merge")
 SHAPED = [case for case in BOTH if case.storage != "full"]
 
 
@@ -53,7 +53,7 @@ def test_the_sets_are_as_large_as_promised_and_no_larger():
     assert stored["sampled"] >= 20 and stored["digests"] == 0
     assert {case.storage for case in KERNEL} == {"digests"}
     assert sum(map(estimated_seconds, KERNEL)) <= 600
-    assert set(SET_VERSIONS) == {"core", "kernel"}
+    assert set(SET_VERSIONS) == {"core", "kernel", "merge"}
 
 
 def estimated_seconds(case):
@@ -114,7 +114,9 @@ def test_a_case_is_the_same_after_its_text():
 def test_only_what_differs_from_the_default_is_stated():
     for case in BOTH:
         assert case.terms.get("causal", True) is True and case.terms.get("q_offset", 1) != 0
-        if case.operation in ("merge", "schedule"):
+        if case.operation == "merge":
+            assert set(case.terms) <= {"empty_lse", "lse_base"}
+        elif case.operation == "schedule":
             assert case.terms == {}
         elif "scale" not in case.requires["features"]:
             assert case.terms["scale"] == default_scale(case.shape.D)

@@ -1,4 +1,4 @@
-"""All golden cases, in two sets: core and kernel.
+"""All golden cases, in three sets: core, kernel and merge.
 
 >>> [case.id for case in catalogue("core")][:2]
 ['attention/plain', 'attention/causal']
@@ -17,6 +17,7 @@ from ringspec.vectors.catalogue import (
     kernel_tiles,
     kernels,
     masks,
+    merges,
     numerals,
     parts,
     ring_features,
@@ -24,14 +25,14 @@ from ringspec.vectors.catalogue import (
 )
 from ringspec.vectors.format.case import Case
 
-SET_VERSIONS = MappingProxyType({"core": "1.0", "kernel": "1.1"})
+SET_VERSIONS = MappingProxyType({"core": "1.0", "kernel": "1.1", "merge": "1.0"})
 CORE = (masks, features, rings, ring_features, parts, adversarial, numerals, kernel_shapes)
-SETS = {"core": CORE, "kernel": (kernels, kernel_tiles)}
+SETS = {"core": CORE, "kernel": (kernels, kernel_tiles), "merge": (merges,)}
 
 
 @functools.cache
 def catalogue(name: str) -> tuple[Case, ...]:
-    """Return all cases of the set ``name``, 'core' or 'kernel', with ``requires`` filled in and without ``digests``.
+    """Return all cases of the set ``name`` (a key of :data:`SET_VERSIONS`), with ``requires`` filled in and without ``digests``.
 
     Raises :class:`~ringspec.errors.OptionError` for another name.
     """

@@ -19,7 +19,7 @@ from ringspec.vectors.format.requires import requires
 
 TERMS = (
     "scale", "causal", "window", "softcap", "dropout_p", "dropout_seed", "q_offset", "cu_seqlens",
-    "cu_seqlens_k",
+    "cu_seqlens_k", "lse_base", "empty_lse",
 )  # fmt: skip
 
 
@@ -80,13 +80,13 @@ def bias_of(*shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
     return numbers(8, -7, shape, head=24, shard=20, shards=4, patches=patches)
 
 
-def spread(first: float, step: float, modulus: int, *shape: int) -> TensorRecipe:
-    """Return a recipe of the values first + step * (7 i mod modulus), where i is the element's index in C order."""
+def spread(first: float, step: float, modulus: int, *shape: int, stride: int = 7) -> TensorRecipe:
+    """Return a recipe of the values first + step * (stride * i mod modulus), where i is the element's index in C order."""
     flat: list[Any] = []
     count = 1
     for length in shape:
         count *= length
-    flat = [first + step * (7 * i % modulus) for i in range(count)]
+    flat = [first + step * (stride * i % modulus) for i in range(count)]
     for length in reversed(shape[1:]):
         flat = [flat[i : i + length] for i in range(0, len(flat), length)]
     return TensorRecipe("values", values=tuple(flat))
@@ -124,6 +124,7 @@ def case(
     outputs: str | None = None,
     ring: Ring | None = None,
     storage: str = "full",
+    recipes: tuple[str, ...] = (),
     patches: Mapping[str, tuple[Patch, ...]] | None = None,
     **rest: Any,
 ) -> Case:
@@ -145,7 +146,7 @@ def case(
     formats = CaseFormats(used.inputs, outputs or used.inputs, used.statistics)
     made = Case(
         id, reason, operation, passes, tuple(rules.split()), tuple(flags.split()), shape, formats,
-        terms, ring, Inputs(id, tensors), storage,
+        terms, ring, Inputs(id, tensors), storage, recipes=recipes,
     )  # fmt: skip
     return dataclasses.replace(made, requires=requires(made))
 

@@ -4,8 +4,8 @@
 :func:`case_from_json` checks everything: strict JSON, then the schema ``schemas/case.schema.json``,
 then ``check_case``.
 
-The dataclasses convert lists to tuples and ``"-inf"`` to the float. So a case that is read from case.json equals the
-case that was written.
+The dataclasses convert lists to tuples, and ``"-inf"`` and ``"inf"`` to floats; ``"nan"`` stays a text, because a NaN would
+equal nothing. So a case that is read from case.json equals the case that was written.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ STORAGES = ("full", "sampled", "digests")
 KINDS = ("uniform", "constant", "values", "bernoulli")
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document", "table")
 CIRCULATIONS = ("kv", "q", "gather")
+INFINITIES = ("-inf", "inf")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class CaseFormats:
     """The number formats of a case, named as in :data:`ringspec.formats.FORMATS`.
 
     ``inputs``: the format of q, k, v, dy and parts_o. ``outputs``: the format of o, dq, dk, dv and dbias.
-    ``statistics``: the format of lse, dlse, delta, sinks, dsinks, bias and parts_lse.
+    ``statistics``: the format of lse, dlse, delta, sinks, dsinks, bias, parts_lse and parts_sum.
     """
 
     inputs: str
@@ -81,7 +82,7 @@ class Patch:
     """
 
     at: tuple[int | tuple[int, int] | None, ...]
-    set: float | int | bool | None = None
+    set: float | int | bool | str | None = None
     multiply: float | int | None = None
 
     def __post_init__(self) -> None:
@@ -111,7 +112,7 @@ class TensorRecipe:
     head: int = 0
     shard: int = 0
     shards: int = 1
-    value: float | int | bool | None = None
+    value: float | int | bool | str | None = None
     values: tuple[Any, ...] | None = None
     threshold: int | None = None
     patches: tuple[Patch, ...] = ()
@@ -145,7 +146,8 @@ class Case:
     bugs that it detects. ``shape``, ``formats``, ``terms`` and ``ring`` define the problem, and ``inputs`` says how the
     inputs are made. ``storage`` says how much of the tensors the set stores ("full", "sampled" or "digests"), and
     ``digests`` has their SHA-256. ``requires``: what an implementation must support. ``withdrawn``: None, or why the
-    case is no longer used.
+    case is no longer used. ``recipes``: the merge recipes (``ringspec.merges``) whose bits are stored beside the correctly
+    rounded results of a merge; written to case.json only if there are any.
     """
 
     id: str
@@ -163,13 +165,19 @@ class Case:
     requires: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     withdrawn: Withdrawn | None = None
+    recipes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        freeze(self, "passes", "rules", "flags", "terms", "requires")
+        freeze(self, "passes", "rules", "flags", "terms", "requires", "recipes")
+
+    @property
+    def format_version(self) -> str:
+        """The oldest version of the format that has everything the case uses."""
+        return "1.1" if self.recipes else "1.0"
 
 
 def freeze(record: Any, *names: str) -> None:
-    """In the fields ``names`` of a frozen dataclass, convert lists to tuples and "-inf" to the float, in place."""
+    """In the fields ``names`` of a frozen dataclass, convert lists to tuples and infinities to floats, in place."""
     for name in names:
         object.__setattr__(record, name, frozen(getattr(record, name)))
 
@@ -179,4 +187,4 @@ def frozen(x: Any) -> Any:
         return tuple(frozen(item) for item in x)
     if isinstance(x, dict):
         return {name: frozen(item) for name, item in x.items()}
-    return float("-inf") if isinstance(x, str) and x == "-inf" else x
+    return float(x) if isinstance(x, str) and x in INFINITIES else x

@@ -5,6 +5,7 @@ Equal cases have the same text. The parser is strict.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -58,6 +59,8 @@ def case_to_data(case: Case) -> dict[str, Any]:
     data = {one.name: plain(getattr(case, one.name)) for one in fields(Case)}
     if case.ring is not None:
         data["ring"] = without_defaults(case.ring, "workers", "layout", "circulation", "direction")
+    if not case.recipes:
+        del data["recipes"]
     data["inputs"] = {
         "seed": case.inputs.seed,
         "tensors": {name: recipe_to_data(one) for name, one in case.inputs.tensors.items()},
@@ -88,14 +91,14 @@ def same(x: Any, y: Any) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """Convert to JSON data: tuples to lists, -inf to text, dataclasses to objects."""
+    """Convert to JSON data: tuples to lists, infinities to text, dataclasses to objects."""
     if isinstance(x, tuple):
         return [plain(value) for value in x]
     if isinstance(x, dict):
         return {name: plain(value) for name, value in x.items()}
     if isinstance(x, (Shape, CaseFormats, Ring, Inputs, Withdrawn, TensorRecipe, Patch)):
         return {one.name: plain(getattr(x, one.name)) for one in fields(x)}
-    return "-inf" if isinstance(x, float) and x == float("-inf") else x
+    return str(x) if isinstance(x, float) and math.isinf(x) else x
 
 
 def case_from_data(data: dict[str, Any]) -> Case:

@@ -36,7 +36,7 @@ def is_id(text: object) -> bool:
 def check_case(case: Case, what: str) -> None:
     """Raise :class:`~ringspec.errors.VectorError` unless the parts of a case are consistent."""
     require(is_id(case.id), what, "an id of two or three short names", shown(case.id))
-    for name in ("rules", "flags"):
+    for name in ("rules", "flags", "recipes"):
         names = getattr(case, name)
         require(len(set(names)) == len(names), what, f"each of the {name} once", shown(names))
     check_operation(case, what)
@@ -90,8 +90,18 @@ def check_terms(case: Case, what: str) -> None:
     has_scale = case.operation in SCALED
     got = "none" if has_scale else "one"
     require(("scale" in terms) == has_scale, what, "a scale, except for a merge or schedule", got)
+    of_merge = set(terms) & {"empty_lse", "lse_base"}
     if case.operation == "merge":
-        require(terms == {}, what, "no terms for a merge", shown(terms))
+        require(of_merge == set(terms), what, "terms of a merge", shown(terms))
+        both = "lse_base" in terms and "parts_sum" in case.inputs.tensors
+        require(not both, what, "natural logarithms beside parts_sum", "lse_base")
+    else:
+        require(not of_merge, what, "empty_lse and lse_base for a merge alone", shown(terms))
+    stored = case.operation == "merge" and case.storage == "full"
+    got = shown(case.recipes)
+    require(
+        stored or not case.recipes, what, "recipes only for a merge that is stored in full", got
+    )
     if "window" in terms:
         bounded = terms["window"] != (None, None)
         require(bounded, what, "a window with a bounded side", "[null, null]")
@@ -151,6 +161,7 @@ def check_inputs(case: Case, what: str) -> None:
     require(must <= given, what, f"the inputs {sorted(must)}", shown(sorted(given)))
     require(given <= must | may, what, f"inputs among {sorted(must | may)}", shown(sorted(given)))
     for name in sorted(given):
+        check_special_values(case, name, what)
         try:
             shape = shape_of(case, name)
         except RingspecError as error:
@@ -166,3 +177,13 @@ def check_inputs(case: Case, what: str) -> None:
             ) from None
         fits = math.prod(shape) <= LARGEST_TENSOR
         require(fits, what, f"at most {LARGEST_TENSOR} elements in {name}", shown(shape))
+
+
+def check_special_values(case: Case, name: str, what: str) -> None:
+    """Raise VectorError for NaN and +inf, except in the o and in the lse of an empty part of a merge."""
+    recipe = case.inputs.tensors[name]
+    given = [recipe.value, *(patch.set for patch in recipe.patches)]
+    require("nan" not in given or name == "parts_o", what, f"numbers in {name}", "nan")
+    marked = name == "parts_lse" and "empty_lse" in case.terms
+    got = "inf, which marks empty parts of a merge with the term empty_lse"
+    require(math.inf not in given or marked, what, f"finite numbers or -inf in {name}", got)

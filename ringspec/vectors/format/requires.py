@@ -26,7 +26,7 @@ def requires(case: Case) -> dict[str, Any]:
     Of every case: ``operation`` and ``passes``. Of a ring: ``workers``, ``layout``, ``circulation``, ``direction`` and
     ``tokens_per_worker`` (n_q, n_k, including padding slots). Number formats: ``inputs``, ``outputs``, ``statistics``.
     Sizes: ``batch``, ``heads``, ``head_ratio`` (H / Hkv), ``head_dim``, ``value_dim`` and ``lengths`` (Sq, Sk). Of a
-    merge: ``parts``, the number of partial results. ``masks`` and ``features`` are sorted names. Keys that do not
+    merge: ``parts``, the number of partial results, and what :func:`merge_needs` finds. ``masks`` and ``features`` are sorted names. Keys that do not
     apply to the operation are omitted.
     """
     needs: dict[str, Any] = {"operation": case.operation, "passes": case.passes}
@@ -42,11 +42,12 @@ def requires(case: Case) -> dict[str, Any]:
         "heads": case.shape.H,
     }
     if case.operation == "merge":
-        return needs | {
+        needs |= {
             "value_dim": case.shape.Dv,
             "lengths": (case.shape.Sq,),
             "parts": case.shape.Sk,
         }
+        return needs | merge_needs(case)
     return needs | {
         "head_ratio": case.shape.H // case.shape.Hkv,
         "head_dim": case.shape.D,
@@ -55,6 +56,19 @@ def requires(case: Case) -> dict[str, Any]:
         "masks": masks(case),
         "features": features(case, case.shape),
     }
+
+
+def merge_needs(case: Case) -> dict[str, Any]:
+    """Return what a merge requires beside finite, normalised parts with natural lse, of which -inf marks an empty one.
+
+    ``lse_base``: 2; ``empty_lse``: '+inf'; ``unnormalised``: parts are (m, l, o); ``garbage``: o of an empty part is NaN.
+    """
+    needs: dict[str, Any] = dict(case.terms)
+    if "parts_sum" in case.inputs.tensors:
+        needs["unnormalised"] = True
+    if np.isnan(input_of(case, "parts_o").astype(np.float64)).any():
+        needs["garbage"] = True
+    return needs
 
 
 def ring_needs(case: Case, ring: Ring) -> dict[str, Any]:

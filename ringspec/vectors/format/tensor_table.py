@@ -46,7 +46,7 @@ def whole_tensors(case: Case) -> dict[str, Entry]:
     for name, axes in results(case).items():
         table.update(expected_values(case, name, axes))
         table[f"scale.{name}"] = Entry("F64", axes if name in (*SUMS, "lse") else axes[:-1])
-    return table | dict(layout_tables(case))
+    return table | dict(layout_tables(case)) | dict(recipe_tables(case))
 
 
 def stored_tensors(case: Case) -> dict[str, Entry]:
@@ -119,6 +119,15 @@ def layout_tables(case: Case) -> Iterator[tuple[str, Entry]]:
     for side, n in zip("qk", slots(case, case.ring), strict=True):
         yield f"layout.{side}", Entry("I64", (case.ring.workers, n))
         yield f"position.{side}", Entry("I64", (case.ring.workers, None, n))
+
+
+def recipe_tables(case: Case) -> Iterator[tuple[str, Entry]]:
+    """Yield the entries of the bits that each merge recipe gives, in the formats of the parts, and which are certain."""
+    for recipe in case.recipes:
+        for name, of_part in (("o", "parts_o"), ("lse", "parts_lse")):
+            code, axes = CODES[format_of_input(case, of_part) or ""], shape_of(case, of_part)[1:]
+            yield f"bits.{recipe}.{name}", Entry(code, axes)
+            yield f"certain.{recipe}.{name}", Entry("BOOL", axes)
 
 
 def slots(case: Case, ring: Ring) -> tuple[int, int]:
