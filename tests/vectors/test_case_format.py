@@ -23,7 +23,10 @@ from ringspec.vectors.format.json_text import pretty, validator
 
 CASES = {case.id: case for case in samples.cases()}
 REMOVED = object()
-OPTIONAL = ("recipes",)  # written only if there is one, so that older cases keep their bytes
+OPTIONAL = (
+    "recipes",
+    "scheme",
+)  # written only if there is one, so that older cases keep their bytes
 
 
 def refused(text, what="case.json") -> VectorError:

@@ -10,17 +10,29 @@ equal nothing. So a case that is read from case.json equals the case that was wr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CaseFormats", "Inputs", "Patch", "Ring", "Shape", "TensorRecipe", "Withdrawn"]
+__all__ = [
+    "CaseFormats",
+    "Inputs",
+    "Patch",
+    "Ring",
+    "SchemeCall",
+    "Shape",
+    "TensorRecipe",
+    "Withdrawn",
+]
 
-OPERATIONS = ("attention", "ring", "block", "merge", "schedule")
+OPERATIONS = ("attention", "ring", "block", "merge", "schedule", "context_parallel")
 PASSES = (("forward",), ("forward", "backward"), ("backward",))
 STORAGES = ("full", "sampled", "digests")
 KINDS = ("uniform", "constant", "values", "bernoulli")
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document", "table")
+PADDED_LAYOUTS = ("zigzag_padded", "contiguous_padded", "striped_padded")
 CIRCULATIONS = ("kv", "q", "gather")
+SCHEMES = ("ring", "double_ring", "all_gather", "ulysses", "usp", "joint", "pcp", "dcp")
 INFINITIES = ("-inf", "inf")
 
 
@@ -71,6 +83,37 @@ class Ring:
 
     def __post_init__(self) -> None:
         freeze(self, "table_q", "table_k")
+
+
+@dataclass(frozen=True)
+class SchemeCall:
+    """How a case splits attention over ranks: keywords of :func:`ringspec.context_parallel`.
+
+    ``name``: the scheme. ``mesh``: pairs (axis, size), outermost first; rank numbers are row-major. ``layout``: one of
+    LAYOUTS or PADDED_LAYOUTS; None: the scheme's default. ``table_q`` and ``table_k`` [W, n] are given for the layout
+    'table', ``cu_seqlens_padded`` for a padded one: the rooms of the documents of ``cu_seqlens``. The others are as in
+    ``context_parallel``; None: its default.
+    """
+
+    name: str
+    mesh: tuple[tuple[str, int], ...]
+    layout: str | None = None
+    table_q: tuple[tuple[int, ...], ...] | None = None
+    table_k: tuple[tuple[int, ...], ...] | None = None
+    cu_seqlens_padded: tuple[int, ...] | None = None
+    circulation: str | None = None
+    direction: int | None = None
+    text: tuple[int, ...] | None = None
+    text_at: str | None = None
+    interleave: int | None = None
+
+    def __post_init__(self) -> None:
+        freeze(self, "mesh", "table_q", "table_k", "cu_seqlens_padded", "text")
+
+    @property
+    def ranks(self) -> int:
+        """W, the number of ranks."""
+        return math.prod(size for _, size in self.mesh)
 
 
 @dataclass(frozen=True)
@@ -147,7 +190,8 @@ class Case:
     inputs are made. ``storage`` says how much of the tensors the set stores ("full", "sampled" or "digests"), and
     ``digests`` has their SHA-256. ``requires``: what an implementation must support. ``withdrawn``: None, or why the
     case is no longer used. ``recipes``: the merge recipes (``ringspec.merges``) whose bits are stored beside the correctly
-    rounded results of a merge; written to case.json only if there are any.
+    rounded results of a merge. ``scheme``: how the operation "context_parallel" splits attention. These two are written to case.json
+    only if they are given.
     """
 
     id: str
@@ -166,6 +210,7 @@ class Case:
     digests: dict[str, str] = field(default_factory=dict)
     withdrawn: Withdrawn | None = None
     recipes: tuple[str, ...] = ()
+    scheme: SchemeCall | None = None
 
     def __post_init__(self) -> None:
         freeze(self, "passes", "rules", "flags", "terms", "requires", "recipes")
@@ -173,7 +218,7 @@ class Case:
     @property
     def format_version(self) -> str:
         """The oldest version of the format that has everything the case uses."""
-        return "1.1" if self.recipes else "1.0"
+        return "1.1" if self.recipes or self.scheme else "1.0"
 
 
 def freeze(record: Any, *names: str) -> None:

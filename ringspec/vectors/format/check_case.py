@@ -10,7 +10,7 @@ import math
 import re
 
 from ringspec.errors import RingspecError, VectorError, shown
-from ringspec.vectors.format.case import Case, Ring, Shape
+from ringspec.vectors.format.case import PADDED_LAYOUTS, Case, Ring, SchemeCall, Shape
 from ringspec.vectors.format.inputs import LARGEST_TENSOR, expected_names, shape_of
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(/[a-z0-9]+(-[a-z0-9]+)*){1,2}")
@@ -19,7 +19,8 @@ LONGEST_ID, LONGEST_PART = 120, 60
 RESERVED = {"con", "prn", "aux", "nul"} | {f"{x}{n}" for x in ("com", "lpt") for n in range(1, 10)}
 LARGEST_POSITION = 2**61
 MOST_PAIRS = 2**30
-SCALED = ("attention", "ring", "block")
+LARGEST_MESH = 1024
+SCALED = ("attention", "ring", "block", "context_parallel")
 
 
 def is_id(text: object) -> bool:
@@ -45,6 +46,8 @@ def check_case(case: Case, what: str) -> None:
     check_terms(case, what)
     if case.ring is not None:
         check_ring(case.ring, case, what)
+    if case.scheme is not None:
+        check_scheme(case.scheme, case, what)
     check_inputs(case, what)
 
 
@@ -64,6 +67,7 @@ def check_operation(case: Case, what: str) -> None:
         ("shape", not is_schedule),
         ("formats", not is_schedule),
         ("ring", is_schedule or is_ring),
+        ("scheme", case.operation == "context_parallel"),
     ):
         given = getattr(case, name) is not None
         expected = f"{name} {'given' if wanted else 'null'} for {case.operation!r}"
@@ -144,6 +148,26 @@ def check_ring(ring: Ring, case: Case, what: str) -> None:
         table_k = ring.table_q if ring.table_k is None else ring.table_k
         check_table(ring.table_q, lengths[0], ring.workers, f"table_q of {what}")
         check_table(table_k, lengths[1], ring.workers, f"the table of keys of {what}")
+
+
+def check_scheme(scheme: SchemeCall, case: Case, what: str) -> None:
+    """Raise VectorError unless the parts of a scheme are consistent; whether it fits the case, its derivation says."""
+    require(case.storage == "full", what, "storage 'full' of a scheme", shown(case.storage))
+    names = [name for name, _ in scheme.mesh]
+    require(len(set(names)) == len(names), what, "each axis of the mesh once", shown(names))
+    most = LARGEST_MESH
+    require(scheme.ranks <= most, what, f"a mesh of at most {most} ranks", str(scheme.ranks))
+    for name, wanted in (
+        ("table_q", scheme.layout == "table"),
+        ("cu_seqlens_padded", scheme.layout in PADDED_LAYOUTS),
+    ):
+        given = getattr(scheme, name) is not None
+        expected = f"{name} {'with' if wanted else 'without'} the layout {scheme.layout!r}"
+        require(given == wanted, what, expected, "a value" if given else "none")
+    together = scheme.table_k is None or scheme.table_q is not None
+    require(together, what, "table_q together with table_k", "table_k alone")
+    backward_bias = "bias" in case.inputs.tensors and "backward" in case.passes
+    require(not backward_bias, what, "no bias in the backward pass of a scheme", "a bias")
 
 
 def check_table(table: tuple[tuple[int, ...], ...], length: int, workers: int, what: str) -> None:

@@ -45,7 +45,7 @@ from ringspec.vectors.format.manifest import (
 )
 
 DATA = Path(__file__).parents[1] / "data"
-SETS = ("core", "kernel", "merge")
+SETS = ("core", "kernel", "merge", "cp")
 Progress = Callable[[int, int, str], None]
 
 
@@ -122,7 +122,7 @@ class VectorSet:
 
 
 def open_set(name: str | os.PathLike[str]) -> VectorSet:
-    """Open a set of this package ("core", "kernel", "merge"), or the set in the folder ``name``. Only its manifest is read.
+    """Open a set of this package ("core", "kernel", "merge", "cp"), or the set in the folder ``name``. Only its manifest is read.
 
     To open a folder that is called "core", pass "./core".
     Raises :class:`~ringspec.errors.VectorError` if there is no such folder or the folder is not a set.
