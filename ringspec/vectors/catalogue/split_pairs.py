@@ -100,7 +100,7 @@ def trained() -> Iterator[Case]:
         if scheme == "joint":
             more["text"] = (0, 1, 2)
         yield split(
-            f"pair/{name}-{mask}-kv{kv_heads}-{NAMES[dtype]}-{layout}",
+            f"pair/{name}-{mask}",
             f"The scheme {name}: mask {mask}, {kv_heads} key heads, {NAMES[dtype]}, {layout}.",
             "CP-2 CP-3", by=scheme, mesh=mesh, H=4, Hkv=kv_heads, S=tokens, dtype=dtype, layout=layout, **more,
         )  # fmt: skip
@@ -112,7 +112,7 @@ def served() -> Iterator[Case]:
         if (name, mask) == ("pcp", "requests"):
             more["layout"] = "zigzag_per_document"
         yield split(
-            f"pair/{name}-{mask}-kv{kv_heads}-{NAMES[dtype]}-i{interleave}",
+            f"pair/{name}-{mask}",
             f"The scheme {name}: mask {mask}, {kv_heads} key heads, {NAMES[dtype]}, interleave {interleave}.",
             "CP-2 CP-3", by="pcp" if name == "pcp" else "dcp", mesh=SERVED[name], H=4, Hkv=kv_heads, dtype=dtype,
             interleave=interleave, **more,
