@@ -177,3 +177,9 @@ def test_parts_that_have_no_merge_are_refused(o, lse, sums, error):
 def test_cases_of_other_sets_have_no_recipes_in_their_text():
     assert not any(case.recipes for name in ("core", "kernel") for case in catalogue(name))
     assert small.named("merge/small").format_version == "1.0"
+
+
+def test_a_case_that_uses_what_1_0_does_not_have_says_1_1():
+    for need in ("lse_base", "empty_lse", "unnormalised", "garbage"):
+        case = next(case for case in CASES.values() if need in case.requires)
+        assert dataclasses.replace(case, recipes=()).format_version == "1.1", need

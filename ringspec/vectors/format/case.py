@@ -218,7 +218,11 @@ class Case:
     @property
     def format_version(self) -> str:
         """The oldest version of the format that has everything the case uses."""
-        return "1.1" if self.recipes or self.scheme else "1.0"
+        recipes = self.inputs.tensors
+        special = [patch.set == "nan" for one in recipes.values() for patch in one.patches]
+        terms = {"lse_base", "empty_lse"} & set(self.terms)
+        newer = self.recipes or self.scheme or terms or "parts_sum" in recipes or any(special)
+        return "1.1" if newer else "1.0"
 
 
 def freeze(record: Any, *names: str) -> None:
