@@ -89,6 +89,18 @@ def test_bits_that_are_not_certain_are_zero_and_every_nan_has_one_pattern():
                 assert patterns <= {0x7FC00000 if x.itemsize == 4 else 0x7FC0, 0x7E00}
 
 
+def test_in_16_bit_formats_nearly_all_elements_of_o_are_certain():
+    """docs/vectors/format.md says how many."""
+    counts = {}
+    for id, case in CASES.items():
+        if case.formats.inputs != "float32":
+            tensors = SET.tensors(id)
+            for recipe in case.recipes:
+                counts.setdefault(recipe, []).append(tensors[f"certain.{recipe}.o"])
+    assert set(counts) == set(MERGES)
+    assert all(np.mean(masks) >= 0.93 for masks in counts.values())
+
+
 def assert_same_masks(cases, monkeypatch):
     """Masks are the same for float64 functions that are 4 ulp better or worse than they are taken to be.
 

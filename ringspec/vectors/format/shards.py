@@ -28,8 +28,13 @@ def held(tokens: Integers, heads: Integers, length: int, count: int) -> NDArray[
     """
     has = np.zeros((len(tokens), length, count), np.bool_)
     for rank, (own, of) in enumerate(zip(tokens, heads, strict=True)):
-        has[rank][np.ix_(own[own >= 0], of[of >= 0])] = True
+        mark(has[rank], own, of)
     return has
+
+
+def mark(cells: NDArray[np.bool_], tokens: Integers, heads: Integers) -> None:
+    """Set the cells [S, H] that a rank holds to True."""
+    cells[np.ix_(tokens[tokens >= 0], heads[heads >= 0])] = True
 
 
 def whole(x: NDArray, tokens: Integers, heads: Integers, length: int, count: int) -> NDArray:
@@ -56,7 +61,10 @@ def fault_of_shards(shape: Shape, tensors: Mapping[str, NDArray]) -> tuple[str, 
             ordered = np.sort(table, axis=1)
             if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
                 return f"each number at most once in a row of {name}.{side}", "one twice"
-        missing = np.argwhere(~held(tokens, heads, length, count).any(axis=0))
+        cells = np.zeros((length, count), np.bool_)  # not [W, S, H]: a file may name many ranks
+        for own, of in zip(tokens, heads, strict=True):
+            mark(cells, own, of)
+        missing = np.argwhere(~cells)
         if missing.size:
             token, head = missing[0]
             return (
