@@ -69,18 +69,18 @@ MASKS: dict[str, dict[str, Any]] = {
 SERVED: dict[str, Axes] = {"pcp": (("pcp", 2),), "dcp": (("dcp", 4),), "tp-dcp": TP_DCP}
 # scheme, mask, Hkv of H = 4, format, interleave
 SERVED_ROWS = (
-    ("pcp", "full", 4, "bf16", 1),
-    ("pcp", "causal", 1, "f32", 1),
-    ("pcp", "window", 2, "fp16", 4),
-    ("pcp", "requests", 4, "f32", 4),
-    ("dcp", "full", 4, "bf16", 1),
-    ("dcp", "causal", 2, "bf16", 4),
-    ("dcp", "window", 4, "fp16", 1),
-    ("dcp", "requests", 1, "fp16", 1),
-    ("tp-dcp", "full", 2, "f32", 4),
-    ("tp-dcp", "causal", 4, "fp16", 1),
-    ("tp-dcp", "window", 1, "bf16", 4),
-    ("tp-dcp", "requests", 4, "bf16", 1),
+    ("pcp", "full", 4, "fp16", 1),
+    ("pcp", "causal", 2, "f32", 4),
+    ("pcp", "window", 1, "bf16", 1),
+    ("pcp", "requests", 1, "f32", 1),
+    ("dcp", "full", 2, "bf16", 4),
+    ("dcp", "causal", 1, "fp16", 1),
+    ("dcp", "window", 4, "f32", 4),
+    ("dcp", "requests", 2, "fp16", 1),
+    ("tp-dcp", "full", 1, "f32", 4),
+    ("tp-dcp", "causal", 4, "bf16", 1),
+    ("tp-dcp", "window", 2, "fp16", 4),
+    ("tp-dcp", "requests", 4, "bf16", 4),
 )
 SERVED_MASKS: dict[str, dict[str, Any]] = {
     "full": {"Sq": 4, "Sk": 14},
