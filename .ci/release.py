@@ -26,9 +26,8 @@ sys.path.insert(0, str(ROOT))  # the sets of this tree, also if another ringspec
 
 from ringspec.vectors import open_set  # noqa: E402
 from ringspec.vectors.export import add_set  # noqa: E402
-from ringspec.vectors.sets.stored import VectorSet  # noqa: E402
+from ringspec.vectors.sets.stored import SETS, VectorSet  # noqa: E402
 
-SETS = ("core", "kernel")
 # The file and the pattern of each place that states the version of the package.
 VERSIONS = {
     "ringspec/__init__.py": r'^__version__ = "(.+)"$',

@@ -94,7 +94,14 @@ PACKAGES = {
         2,
         5,
         "golden vectors: their format, catalogue, generation and verification",
-        ("ringspec", "ringspec.problem", "ringspec.truth", "ground"),
+        (
+            "ringspec",
+            "ringspec.merges",
+            "ringspec.problem",
+            "ringspec.schemes",
+            "ringspec.truth",
+            "ground",
+        ),
     ),
     "ringspec.truth": Package(
         3,

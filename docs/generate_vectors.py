@@ -22,6 +22,18 @@ THEMES = {
     "number": "Hard cases of correct rounding: ties, subnormal numbers, overflow.",
     "kernel-shape": "128 or 256 tokens per worker; sampled rows are stored.",
     "kernel": "128 or 256 tokens per worker; digests are stored.",
+    "partials": "Partial results, and the bits that the recipes of public merges give.",
+    "cp-ring": "Rings, as one scheme among others.",
+    "double-ring": "A ring of rings.",
+    "all-gather": "Gathered keys.",
+    "ulysses": "Heads in exchange for tokens.",
+    "usp": "A ring of Ulysses groups, and Ulysses groups of rings.",
+    "joint": "Text tokens on all ranks.",
+    "padded": "Padded documents.",
+    "pcp": "Prefill with a cached prefix.",
+    "dcp": "Decoding: each rank has a part of the cache.",
+    "mla": "Multi-head latent attention in its absorbed form.",
+    "pair": "Each scheme with each mask, number of key heads, format and layout.",
 }
 
 

@@ -5,6 +5,8 @@
  *   check_case CASE_DIR TENSOR FILE.bin [--ulps N]      compare FILE.bin with one of them
  *
  * FILE.bin: your array as little-endian elements in C order, of TENSOR's dtype and shape.
+ * If TENSOR is bits.RECIPE.NAME, the bits of a merge recipe, only the elements are compared that
+ * certain.RECIPE.NAME marks, and every NaN is equal to every NaN.
  * Exit status: 0 all bytes are equal (with --ulps N: no element differs by more than N steps), 1 if not,
  * 2 bad input.
  *
@@ -143,6 +145,10 @@ static int is_odd(const struct format *f, uint64_t bits) {
     return !f->fraction_bits || magnitude(f, bits) >= all >> f->fraction_bits << f->fraction_bits;
 }
 
+static int value_is_nan(const struct format *f, uint64_t bits) {
+    return is_odd(f, bits) && magnitude(f, bits) % ((uint64_t)1 << f->fraction_bits);
+}
+
 /* Steps from one number to the other; +0 and -0 are one number. */
 static uint64_t ulps(const struct format *f, uint64_t a, uint64_t b) {
     uint64_t x = magnitude(f, a), y = magnitude(f, b);
@@ -185,14 +191,29 @@ static int find_scale(const struct tensor *t, struct tensor **scale, struct tens
         && (*truth)->count == t->count && (*scale)->count && t->count % (*scale)->count == 0;
 }
 
+/* For t = bits.RECIPE.NAME: certain.RECIPE.NAME, or NULL. */
+static const struct tensor *find_certain(const struct tensor *t) {
+    char name[MAX_NAME + 16];
+    if (strncmp(t->name, "bits.", 5)) return NULL;
+    sprintf(name, "certain.%s", t->name + 5);
+    const struct tensor *certain = find(name);
+    if (!certain || certain->format->size != 1 || certain->count != t->count)
+        fail(name, "does not fit, or is missing");
+    return certain;
+}
+
 static int compare(const struct tensor *t, const unsigned char *got, uint64_t limit) {
     uint64_t first = 0, first_odd = 0, most = 0, most_at = 0, worst_at = 0;
-    unsigned long differ = 0, odd = 0;
+    unsigned long differ = 0, odd = 0, compared = 0;
+    const struct tensor *certain = find_certain(t);
     struct tensor *scale = NULL, *truth = NULL;
     const int has_scale = find_scale(t, &scale, &truth);
     double worst = 0;
     for (uint64_t i = 0; i < t->count; i++) {
         uint64_t a = bits_of(t->format, t->data, i), b = bits_of(t->format, got, i);
+        if (certain && !certain->data[i]) continue;
+        compared++;
+        if (certain && value_is_nan(t->format, a) && value_is_nan(t->format, b)) continue;
         if (a != b && differ++ == 0) first = i;
         if (is_odd(t->format, a) || is_odd(t->format, b)) {
             if (a != b && odd++ == 0) first_odd = i;
@@ -205,7 +226,7 @@ static int compare(const struct tensor *t, const unsigned char *got, uint64_t li
         if (error != 0) error /= value_of(FLOAT64, scale->data, i / (t->count / scale->count));
         if (!(fabs(error) <= worst)) worst = fabs(error), worst_at = i;
     }
-    printf("%s: %lu of %lu elements differ\n", t->name, differ, (unsigned long)t->count);
+    printf("%s: %lu of %lu elements differ\n", t->name, differ, compared);
     if (differ) show("first", t, got, first);
     if (odd) printf("NaN, infinite or integer: %lu, the first", odd), show("", t, got, first_odd);
     if (most) printf("largest difference: %llu ulps", (unsigned long long)most);

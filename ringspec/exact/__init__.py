@@ -14,7 +14,8 @@ The method is fixed-point arithmetic on integers, with an error bound for every 
 the rounding, the computation is repeated with more bits. The modules prove these bounds. In reading order, they are
 ``integers`` (exact products), ``elementary`` (exp, log, tanh), ``problem``, ``logits``, ``softmax``, ``head`` (o and
 gradients of one head), ``evaluate`` (the whole problem), ``rounding``, ``rational`` (ties), ``ziv`` (more bits),
-``row_scale`` (the unit in which errors of a row are measured), ``truth`` and ``keywords`` (the public functions).
+``row_scale`` (the unit in which errors of a row are measured), ``merge_base2`` (merges whose lse are logarithms to base
+2), ``truth`` and ``keywords`` (the public functions).
 """
 
 from ringspec.exact.keywords import attention, attention_backward, attention_block_backward

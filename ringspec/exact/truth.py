@@ -24,6 +24,7 @@ from ringspec.exact.evaluate import (
 )
 from ringspec.exact.integers import fixed
 from ringspec.exact.logits import prepare
+from ringspec.exact.merge_base2 import merge_balls, merge_scale_balls
 from ringspec.exact.problem import Array, Problem, check_array
 from ringspec.exact.rational import Prover
 from ringspec.exact.rounding import Ball
@@ -182,12 +183,14 @@ def merge(
     *,
     statistics: Sequence[str] | None = None,
     scales: bool = False,
+    base: int | None = None,
 ) -> Truth:
-    """Merge normalised partial results o [N, B, H, S, Dv], lse [N, B, H, S] (natural log, or -inf).
+    """Merge normalised partial results o [N, B, H, S, Dv], lse [N, B, H, S] (-inf: a part without keys).
 
     The merged results are lse = log sum_n exp(lse_n) and o = sum_n exp(lse_n - lse) o_n. For each row this is the same
     as attention of one query to N keys with the logits lse_n and the values o_n, so it is computed as such.
-    ``formats``, ``statistics`` and ``scales`` are those of :func:`forward`. Raises ShapeError and NonFiniteError.
+    ``formats``, ``statistics`` and ``scales`` are those of :func:`forward`. ``base``: 2 if the lse, given and returned, are
+    logarithms to base 2; None: natural. Raises ShapeError, NonFiniteError, and OptionError for another base.
 
     >>> truth = merge(np.array([1.0, 3.0]).reshape(2, 1, 1, 1, 1), np.zeros((2, 1, 1, 1)))
     >>> truth.tensors["o"]["float64"].item()
@@ -203,20 +206,45 @@ def merge(
         raise NonFiniteError(
             "an lse that is finite or -inf", "NaN or +inf", "write -inf for an empty row"
         )
+    if base not in (None, 2):
+        raise OptionError("base None or 2", shown(base), "convert the lse to natural logarithms")
     parts, batch, heads, length, width = o.shape
-    rows = batch * heads * length  # each row becomes one batch entry
-    v = np.moveaxis(o, 0, 3).reshape(rows, 1, parts, width)
-    bias = np.moveaxis(lse, 0, 3).reshape(rows, 1, 1, parts)
-    nothing = np.zeros((rows, 1, 1, 1))
-    problem = Problem(nothing, np.zeros((rows, 1, parts, 1)), v, 1.0, bias=bias)
-    truth = forward(problem, formats, statistics=statistics, scales=scales)
     shape = (batch, heads, length)
+    rows = batch * heads * length  # each row becomes one batch entry
+    values = np.moveaxis(o, 0, 3).reshape(rows, parts, width)
+    weights = np.moveaxis(lse, 0, 3).reshape(rows, parts)
+    names = check_formats(formats, statistics)
+    if base == 2:
+        truth = merge_in_base_2(values, weights, names, scales)
+    else:
+        nothing = np.zeros((rows, 1, 1, 1))
+        bias = weights[:, None, None]
+        keys = np.zeros((rows, 1, parts, 1))
+        problem = Problem(nothing, keys, values[:, None], 1.0, bias=bias)
+        truth = forward(problem, formats, statistics=statistics, scales=scales)
     return Truth(
         {
             "o": {name: x.reshape(*shape, width) for name, x in truth.tensors["o"].items()},
             "lse": {name: x.reshape(shape) for name, x in truth.tensors["lse"].items()},
         },
         {name: x.reshape(shape) for name, x in truth.scales.items()},
+    )
+
+
+def merge_in_base_2(o: Array, lse: Array, names: Names, scales: bool) -> Truth:
+    """Return o [R, D], lse [R] and, if wanted, their row scales, of R rows with parts o [R, N, D] and lse [R, N]."""
+    there = ~np.isneginf(lse)
+    given = fixed(np.where(there[..., None], o, 0.0)), fixed(np.where(there, lse, 0.0)), there
+    tensors = settle(
+        lambda bits: merge_balls(*given, bits), names, ladder_for(LADDER, o, lse), unproven
+    )
+    for values in tensors["lse"].values():
+        values[~there.any(axis=1)] = -np.inf
+    if not scales:
+        return Truth(tensors)
+    return Truth(
+        tensors,
+        settled_scales(lambda bits: merge_scale_balls(*given, bits), unproven, o, lse),
     )
 
 

@@ -71,6 +71,9 @@ def block_gradients(
     return exact.block_backward(problem_of(problem), dy, lse, delta, **vars(wanted))
 
 
-def merge(o: Array, lse: Array, wanted: Wanted = FLOAT64) -> Truth:
-    """Return o and lse merged from partial results o [N, B, H, S, Dv] and lse [N, B, H, S]."""
-    return exact.merge(o, lse, **vars(wanted))
+def merge(o: Array, lse: Array, wanted: Wanted = FLOAT64, *, base: int | None = None) -> Truth:
+    """Return o and lse merged from partial results o [N, B, H, S, Dv] and lse [N, B, H, S].
+
+    ``base``: 2 if the lse are logarithms to base 2; None: natural.
+    """
+    return exact.merge(o, lse, **vars(wanted), base=base)

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.problem.model import Problem, take
+from ringspec.rings.documents import contiguous_padded, striped_padded, zigzag_padded
 from ringspec.rings.ring import layouts_for
+from ringspec.spec.layout import Layout
 
 OF_QUERIES, OF_KEYS = ("o", "lse", "dq"), ("dk", "dv")
 
@@ -50,6 +52,18 @@ def tables_for(problem: Problem, layout: Any, workers: int, options: Mapping[str
     """
     for_q, for_k = layouts_for(problem, layout, workers, options)
     return Tables(for_q.table, for_k.table)
+
+
+PADDED = {
+    "contiguous_padded": contiguous_padded,
+    "striped_padded": striped_padded,
+    "zigzag_padded": zigzag_padded,
+}
+
+
+def padded_layout(name: str, cu_seqlens: Any, cu_seqlens_padded: Any, workers: int) -> Layout:
+    """Return a layout of padded documents (LAYOUT-8) by its name, a key of :data:`PADDED`; LayoutError if it does not fit."""
+    return PADDED[name](cu_seqlens, cu_seqlens_padded, workers)
 
 
 def slots_of(x: NDArray, table: NDArray[np.int64], axis: int, fill: float) -> NDArray:

@@ -6,7 +6,8 @@ A case is a small attention problem. Its tensors are derived from a description,
                has (``tensor_table``), one case as a directory (``container``), and the list of a set's files with
                their hashes (``manifest``)
 ``catalogue``  the existing cases, and the classes of bugs that they detect (``flags``)
-``generate``   the derivation of all tensors of a case
+``generate``   the derivation of all tensors of a case; ``merge_bits`` has that of merges, ``scheme_tables`` that of
+               attention split over ranks
 ``sets``       sets of cases: open, check, compare, and cache what is not stored
 ``verify``     a second derivation, compared with the stored bytes
 ``make``       golden values for your own problem

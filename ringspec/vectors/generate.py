@@ -20,7 +20,7 @@ from ringspec.errors import OptionError, RingspecError, UndecidedError, nearest
 from ringspec.formats import load
 from ringspec.problem.model import Problem
 from ringspec.problem.options import check
-from ringspec.truth.exactly import Truth, Wanted, attention, block_gradients, merge
+from ringspec.truth.exactly import Truth, Wanted, attention, block_gradients
 from ringspec.truth.problem import Upstream
 from ringspec.truth.schedule import schedule_of, targets, visitors
 from ringspec.truth.sharded import Tables, layout_tensors, per_worker, tables_for
@@ -28,15 +28,18 @@ from ringspec.vectors.catalogue import SET_VERSIONS, catalogue
 from ringspec.vectors.catalogue.flags import FLAGS
 from ringspec.vectors.format.case import Case, Ring
 from ringspec.vectors.format.digest import tensor_digest
-from ringspec.vectors.format.inputs import BOOLEANS, INTEGERS, inputs_of
+from ringspec.vectors.format.inputs import BOOLEANS, INTEGERS, PARTS, inputs_of
 from ringspec.vectors.format.requires import requires
 from ringspec.vectors.format.sampling import sample
+from ringspec.vectors.merge_bits import recipe_bits, truth_of_merge
 from ringspec.vectors.processes import each
 from ringspec.vectors.sets.stored import VectorSet, write_set
 
 Tensors = dict[str, NDArray]
 Progress = Callable[[int, int, str], None]
-NOT_OPTIONS = ("q", "k", "v", "dy", "dlse", "lse", "delta", "parts_o", "parts_lse")
+# Brings results into the form of a case; the number is the lse of slots that hold no token.
+Arrange = Callable[[Tensors, float], Tensors]
+NOT_OPTIONS = ("q", "k", "v", "dy", "dlse", "lse", "delta", *PARTS)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def derive(case: Case) -> Derived:
 def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = None) -> Tensors:
     """Return every tensor of a case in full, even if the set stores only a part of it.
 
-    Names begin with ``in.``, ``out.``, ``scale.``, ``layout.`` or ``position.``. ``scales=False`` leaves out
+    Names begin with ``in.``, ``out.``, ``scale.``, ``layout.``, ``position.``, ``bits.`` or ``certain.``. ``scales=False`` leaves out
     ``scale.*``, which saves a third of the time. ``truth``: results that are already known, in global order and in all
     formats of the case; None: compute the results.
     """
@@ -86,16 +89,31 @@ def tensors_of_case(case: Case, *, scales: bool = True, truth: Truth | None = No
     inputs = inputs_of(case)
     tensors = {f"in.{name}": x for name, x in inputs.items()}
     if case.operation == "merge":
-        parts = load(inputs["parts_o"], "parts_o"), load(inputs["parts_lse"], "parts_lse")
-        return tensors | expected_tensors(case, merge(*parts, wanted_of(case, scales)), None)
+        truth = truth_of_merge(case, inputs, wanted_of(case, scales)) if truth is None else truth
+        return tensors | expected_tensors(case, truth, by_worker(None)) | recipe_bits(case, inputs)
     problem, upstream, tables = arguments_of(case, inputs)
+    if case.scheme is not None:
+        return tensors | tensors_of_scheme(case, problem, upstream, wanted_of(case, scales), truth)
     if tables is not None:
         tensors |= layout_tensors(problem, tables)
     if truth is None and case.operation == "block":
         truth = truth_of_block(case, inputs, problem, upstream, wanted_of(case, scales))
     elif truth is None:
         truth = attention(problem, upstream, tables, wanted_of(case, scales))
-    return tensors | expected_tensors(case, truth, tables)
+    return tensors | expected_tensors(case, truth, by_worker(tables))
+
+
+def tensors_of_scheme(
+    case: Case, problem: Problem, upstream: Upstream, wanted: Wanted, truth: Truth | None
+) -> Tensors:
+    """Return the tables of a case that splits attention over ranks, and each rank's results."""
+    # Here: other cases do not need ringspec.schemes, which takes time to import.
+    from ringspec.vectors.scheme_tables import per_rank, shard_tensors, tables_of_scheme
+
+    tables = tables_of_scheme(case)
+    truth = attention(problem, upstream, None, wanted) if truth is None else truth
+    values = expected_tensors(case, truth, lambda x, fill: per_rank(x, tables, fill))
+    return shard_tensors(problem, tables) | values
 
 
 def layouts_of_case(case: Case) -> Tensors:
@@ -149,6 +167,11 @@ def truth_of_block(
     return Truth(ahead.tensors | shares.tensors, ahead.scales | shares.scales)
 
 
+def by_worker(tables: Tables | None) -> Arrange:
+    """Return the function that puts results into the slots of each worker; in a case without a ring they stay."""
+    return lambda values, lse_of_padding: per_worker(values, tables, lse_of_padding)
+
+
 def wanted_of(case: Case, scales: bool = True) -> Wanted:
     """Return the formats in which a case stores results: float64 and the formats of the case."""
     assert case.formats is not None
@@ -156,18 +179,18 @@ def wanted_of(case: Case, scales: bool = True) -> Wanted:
     return Wanted(("float64", outputs), ("float64", statistics), scales)
 
 
-def expected_tensors(case: Case, truth: Truth, tables: Tables | None) -> Tensors:
-    """Make ``out.*`` and ``scale.*`` of a case from its results; in a ring case, the first axis is the worker."""
+def expected_tensors(case: Case, truth: Truth, arranged: Arrange) -> Tensors:
+    """Make ``out.*`` and ``scale.*`` of a case from its results, which ``arranged`` brings into the form of the case."""
     wanted = wanted_of(case)
     dropped = () if "forward" in case.passes else ("o", "lse")
     results = {name: x for name, x in truth.tensors.items() if name not in dropped}
     tensors: Tensors = {}
     for format in {format for name in results for format in wanted.formats_of(name)}:
         values = {n: x[format] for n, x in results.items() if format in wanted.formats_of(n)}
-        for name, x in per_worker(values, tables, -np.inf).items():
+        for name, x in arranged(values, -np.inf).items():
             tensors[f"out.{name}.{format}"] = x
     scales = {name: x for name, x in truth.scales.items() if name not in dropped}
-    for name, x in per_worker(scales, tables, 0.0).items():
+    for name, x in arranged(scales, 0.0).items():
         tensors[f"scale.{name}"] = x
     return tensors
 

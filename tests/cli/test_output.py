@@ -22,7 +22,11 @@ TABLES = [
     ("vectors", "list"),
     ("vectors", "list", "kernel"),
     ("vectors", "show", "ring/everything-striped-w3", "--tensors"),
+    ("vectors", "list", "merge"),
+    ("vectors", "list", "cp"),
     ("vectors", "show", "schedule/gather-w3", "--tensors"),
+    ("vectors", "show", "partials/nan-first-w2-float32", "--tensors"),
+    ("vectors", "show", "padded/usp-w4", "--tensors"),
     ("vectors", "diff", "core", "kernel"),
     ("smoke", "reference-bf16", "--timeout", 0),
 ]

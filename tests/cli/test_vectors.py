@@ -75,7 +75,7 @@ def relist(path):
             tensors = read_tensors(path / id / "tensors.safetensors")
         entries[id] = CaseEntry(files, case_digest(old.case(id), tensors))
     manifest = make_manifest(
-        old.name, old.set_version, old.spec_version, old.manifest.flags, entries
+        old.name, old.set_version, old.spec_version, old.manifest.flags, entries, old.format_version
     )
     (path / "manifest.json").write_text(manifest_to_json(manifest))
 

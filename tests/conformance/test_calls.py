@@ -1,16 +1,21 @@
 """A golden case becomes a call that holds what each worker holds, and nothing expected."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from ringspec.conformance.cases import golden
 from ringspec.conformance.cases.calls import backward_alone, call_of, expected_of, forward_alone
 from ringspec.conformance.judge.scales import with_all_rows, with_scales
+from ringspec.conformance.run import suite
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.results import due_of, fingerprint
+from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.errors import UndecidedError
-from ringspec.formats import bits
+from ringspec.formats import bits, load
 from ringspec.vectors import open_set
+from ringspec.vectors.format.inputs import inputs_of
 from ringspec.vectors.generate import tensors_of_case
 
 CORE = open_set("core")
@@ -186,10 +191,27 @@ def test_ids_are_unique_and_every_case_of_the_core_set_but_schedules_is_asked():
     assert {case.id for case in golden.cases("smoke")} == set(golden.SMOKE)
 
 
+@pytest.mark.parametrize("recipe", ["float64", "bf16_partials"])
+def test_merges_that_a_call_can_express_are_asked_and_passed(recipe):
+    merges = open_set("merge")
+    cases = [case for case in merges if golden.is_expressible(case)]
+    assert len(cases) == 51  # docs/conform/index.md says so
+    for case in cases:
+        x = merges.tensors(case.id)
+        assert set(inputs_of(case)) == {"parts_o", "parts_lse"} and case.terms == {}
+        assert np.isfinite(load(x["in.parts_o"])).all() and (x["in.parts_lse"] < np.inf).all()
+    made = [
+        golden.golden_case(case, *[partial(merges.tensors, case.id)] * 2) for case in cases[::3]
+    ]
+    summary = suite.run(REFERENCES[recipe], made)
+    assert summary.exit_code == 0 and summary.claimed >= 8, summary.failures
+
+
 @pytest.mark.slow
 def test_the_full_profile_deals_dense_cases_and_has_the_kernel_set():
     cases = {case.id: case for case in golden.cases("full")}
     assert set(ASKED) < set(cases) and set(open_set("kernel").ids) < set(cases)
+    assert sum(id.startswith("partials/") for id in cases) == 51
     dealt = [id for id in cases if id.startswith("resharded/")]
     assert len(dealt) > 150
     case = cases["resharded/attention-plain-w4"]

@@ -59,7 +59,9 @@ def manifest(data: bytes) -> bool:
     except RingspecError:
         return False
     assert manifest_from_json(manifest_to_json(read)) == read
-    again = make_manifest(read.set, read.set_version, read.spec_version, read.flags, read.cases)
+    again = make_manifest(
+        read.set, read.set_version, read.spec_version, read.flags, read.cases, read.format_version
+    )
     assert (again.count, again.bytes, again.content) == (read.count, read.bytes, read.content)
     return True
 

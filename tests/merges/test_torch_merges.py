@@ -11,11 +11,13 @@ import importlib.util
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from merges.partials import cases, same_bits
 from merges.torch_side import array, one_thread, tensor, torch_functions
 
 from ringspec.merges import merge
+from ringspec.vectors import open_set
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -108,3 +110,24 @@ def test_diffusers_gives_the_bits_of_its_ring(monkeypatch, case):
         )
         got_o, got_lse = merge(parts, "diffusers", torch_functions())
     assert same_bits(got_o, array(o)) and same_bits(got_lse, array(lse))
+
+
+@pytest.mark.parametrize("recipe", ["torch_cp", "torch_cp_narrow"])
+def test_torchs_merger_gives_the_certain_bits_of_the_golden_set(recipe):
+    """The set merge holds bits that any elementary functions give, so torch's own must."""
+    attention = needed("torch.distributed.tensor.experimental._context_parallel._attention")
+    vectors = open_set("merge")
+    seen = 0
+    for case in vectors:
+        if recipe not in case.recipes:
+            continue
+        x = vectors.tensors(case.id)
+        merger = attention._SDPAMerger(recipe == "torch_cp", seq_dim=2)
+        for o, lse in zip(x["in.parts_o"], x["in.parts_lse"], strict=True):
+            merger.step(tensor(np.ascontiguousarray(o)), tensor(np.ascontiguousarray(lse)), False)
+        for name, got in zip(("o", "lse"), map(array, merger.results()), strict=True):
+            want, known = x[f"bits.{recipe}.{name}"], x[f"certain.{recipe}.{name}"]
+            got = got.reshape(want.shape).astype(want.dtype)
+            assert same_bits(got[known], want[known]), (case.id, name)
+            seen += known.sum()
+    assert seen > 1500

@@ -134,6 +134,35 @@ def test_ulps_count_the_numbers_between(tmp_path, program, name):
         assert f"largest difference: {want} ulps at [0]" in done.stdout
 
 
+def test_of_a_recipes_bits_only_those_that_are_certain_are_compared(tmp_path, program):
+    x = np.array([1.0, np.nan, np.inf, 0.0, 2.0], np.float32)
+    known = np.array([True, True, True, False, True])
+    tensors = {"bits.te_p2p.o": x, "certain.te_p2p.o": known}
+    other = with_bits(x, 3, 77)
+    other[1] = -np.nan
+    done = compare(program, tmp_path, tensors, "bits.te_p2p.o", other)
+    assert (done.returncode, done.stdout) == (0, "bits.te_p2p.o: 0 of 4 elements differ\n")
+    for index, value in ((0, np.nan), (1, 0.0), (2, -np.inf), (4, np.nextafter(x[4], x[0]))):
+        wrong = other.copy()
+        wrong[index] = value
+        done = compare(program, tmp_path, tensors, "bits.te_p2p.o", wrong)
+        assert (done.returncode, done.stderr) == (1, "") and "1 of 4 elements differ" in done.stdout
+    for mask in ({}, {"certain.te_p2p.o": known[:4]}, {"certain.te_p2p.o": x}):
+        done = compare(program, tmp_path, {"bits.te_p2p.o": x} | mask, "bits.te_p2p.o", x)
+        assert done.returncode == 2 and "does not fit, or is missing" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["merge", "cp"])
+def test_tensors_of_other_sets_are_equal_to_themselves(tmp_path, program, name):
+    vectors = open_set(name)
+    for id in vectors.ids[::20]:
+        for tensor, x in vectors.tensors(id).items():
+            (tmp_path / "got.bin").write_bytes(x.tobytes())
+            done = check(program, vectors.path / id, tensor, tmp_path / "got.bin")
+            assert (done.returncode, done.stderr) == (0, ""), (id, tensor)
+            assert ": 0 of " in done.stdout
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_ulps_count_across_zero(tmp_path, program, dtype):
     least = np.finfo(dtype).smallest_subnormal

@@ -19,6 +19,7 @@ from ringspec.vectors.catalogue.flags import FLAGS
 from ringspec.vectors.format.case import TensorRecipe, Withdrawn
 from ringspec.vectors.format.digest import tensor_bytes
 from ringspec.vectors.sets import cache
+from ringspec.vectors.sets.stored import SETS
 
 
 def derived(id):
@@ -140,7 +141,7 @@ def test_every_case_of_the_core_set_comes_out_as_it_is_stored():
 
 
 def test_a_packaged_set_holds_the_catalogue():
-    for name in ("core", "kernel"):
+    for name in SETS:
         packaged = {case.id: case for case in open_set(name)}
         cases = {case.id: case for case in generate.cases_of(name)}
         assert set(packaged) == set(cases)

@@ -16,7 +16,7 @@ from ringspec.cli.shared.group import Commands
 from ringspec.cli.shared.options import some_problem_options
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-SET = "core, kernel, or the folder of a set"
+SET = "core, kernel, merge, cp, or the folder of a set"
 
 EPILOG = """\b
 Examples:
@@ -58,8 +58,9 @@ def vectors_group() -> None:
     """List, show and verify golden test vectors: inputs and correctly rounded results.
 
     A case is a small attention problem, dense or on a ring, with its exact results rounded once to nearest even. Each
-    case has one stated reason to exist and lists the known bugs that it finds. This package contains the set "core" in
-    full. For the larger set "kernel" it contains only digests; "materialise" derives the values on this machine.
+    case has one stated reason to exist and lists the known bugs that it finds. This package contains in full the sets
+    "core", "merge" (partial results, with the bits of public merges) and "cp" (attention split over ranks). For the
+    larger set "kernel" it contains only digests; "materialise" derives the values on this machine.
     """
 
 
@@ -68,7 +69,9 @@ def vectors_group() -> None:
 @click.option("--rule", metavar="ID", help="Only cases that test this rule, such as RING-4.")
 @click.option("--flag", metavar="NAME", help="Only cases that find this bug, such as stale-keys.")
 @click.option(
-    "--operation", metavar="OP", help="Only cases of attention, ring, block, merge or schedule."
+    "--operation",
+    metavar="OP",
+    help="Only cases of attention, ring, block, merge, schedule or context_parallel.",
 )
 @click.option(
     "--flags",
@@ -80,7 +83,7 @@ def vectors_group() -> None:
 def list_command(**given: Any) -> None:
     """List the cases of a set with their shapes, formats and flags.
 
-    SET is core (the default), kernel, or the folder of a set.
+    SET is core (the default), kernel, merge, cp, or the folder of a set.
     """
     from ringspec.cli.commands import vectors_read
 
@@ -89,7 +92,7 @@ def list_command(**given: Any) -> None:
 
 @vectors_group.command("show", short_help="Show one case, its bugs and its tensors.")
 @click.argument("id", metavar="ID")
-@click.option("--set", "name", metavar="SET", help=f"{SET}. [default: core, then kernel]")
+@click.option("--set", "name", metavar="SET", help=f"{SET}. [default: the first with this case]")
 @click.option("--tensors", is_flag=True, help="Also print some values of every tensor.")
 @json_option
 def show_command(**given: Any) -> None:
@@ -119,7 +122,7 @@ def verify_command(**given: Any) -> None:
 
 
 @vectors_group.command("generate", short_help="Derive a set and write it to a new folder.")
-@click.argument("name", metavar="core|kernel")
+@click.argument("name", metavar="core|kernel|merge|cp")
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @only_option
 @jobs_option
@@ -177,7 +180,7 @@ def make_command(**given: Any) -> None:
 def diff_command(**given: Any) -> None:
     """Show the differences between two sets: in cases, in fields of case.json, and in tensors (in ulps).
 
-    A and B are core, kernel, or folders. The exit code is 1 if anything differs.
+    A and B are core, kernel, merge, cp, or folders. The exit code is 1 if anything differs.
     """
     from ringspec.cli.commands import vectors_read
 
@@ -191,7 +194,7 @@ def diff_command(**given: Any) -> None:
 def export_command(**given: Any) -> None:
     """Pack a set into one archive; the same set always gives the same bytes.
 
-    SET is core, kernel, or the folder of a set. Every file is checked while it is packed.
+    SET is core, kernel, merge, cp, or the folder of a set. Every file is checked while it is packed.
     """
     from ringspec.cli.commands import vectors_read
 
@@ -215,7 +218,7 @@ def export_command(**given: Any) -> None:
 def materialise_command(**given: Any) -> None:
     """Derive the values that a set stores only as digests, check them, and cache them.
 
-    SET is kernel (the default), core, or the folder of a set. An interrupted run continues where it
+    SET is kernel (the default), or the folder of a set that stores digests. An interrupted run continues where it
     stopped. Values are checked again whenever they are read from the cache.
     """
     from ringspec.cli.commands import vectors_derive

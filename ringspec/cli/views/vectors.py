@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.tensorfile import dtype_code
-from ringspec.vectors.format.case import Case, Ring
+from ringspec.vectors.format.case import Case, Ring, SchemeCall
 from ringspec.vectors.format.case_json import case_to_data
 from ringspec.vectors.format.digest import tensor_digest
 from ringspec.vectors.format.flag import Flag
@@ -27,6 +27,7 @@ def terms_text(case: Case) -> str:
     'W4 contiguous causal window 6,0'
     """
     words = [] if case.ring is None else [ring_text(case.ring)]
+    words += [] if case.scheme is None else [scheme_text(case.scheme)]
     for name, value in case.terms.items():
         if name == "causal":
             words.append("causal")
@@ -34,6 +35,8 @@ def terms_text(case: Case) -> str:
             words.append("window " + ",".join("-" if side is None else str(side) for side in value))
         elif name in ("cu_seqlens", "cu_seqlens_k"):
             words.append(f"{name} " + ",".join(map(str, value)))
+        elif name == "empty_lse":
+            words.append(f"empty parts have lse {value}")
         elif name != "scale":
             words.append(f"{name.replace('_', '-')} {value:g}" if name != "dropout_seed" else "")
     usual = {"q", "k", "v", "dy", "parts_o", "parts_lse", "lse", "delta"}
@@ -46,6 +49,23 @@ def ring_text(ring: Ring) -> str:
     words += [] if ring.circulation == "kv" else [f"circulation {ring.circulation}"]
     words += [] if ring.direction == 1 else [f"direction {ring.direction}"]
     return " ".join(words)
+
+
+def scheme_text(call: SchemeCall) -> str:
+    """Describe how a case is split over ranks.
+
+    >>> scheme_text(SchemeCall("usp", (("ring", 2), ("ulysses", 2)), "zigzag"))
+    'usp ring 2 x ulysses 2 zigzag'
+    """
+    words = [call.name, " x ".join(f"{name} {size}" for name, size in call.mesh), call.layout or ""]
+    words += [] if call.circulation is None else [f"circulation {call.circulation}"]
+    words += [] if call.direction is None else [f"direction {call.direction}"]
+    if call.text is not None:
+        words.append("text " + ",".join(map(str, call.text)) + f" {call.text_at or 'front'}")
+    words += [] if call.interleave is None else [f"interleave {call.interleave}"]
+    if call.cu_seqlens_padded is not None:
+        words.append("cu_seqlens_padded " + ",".join(map(str, call.cu_seqlens_padded)))
+    return " ".join(word for word in words if word)
 
 
 def shape_text(case: Case) -> str:
@@ -95,6 +115,8 @@ def case_lines(case: Case, flags: list[Flag]) -> list[str]:
     scale = f"scale {case.terms['scale']!r}" if "scale" in case.terms else ""
     lines.append(f"terms      {', '.join(part for part in (scale, terms) if part) or 'none'}")
     lines.append(f"rules      {' '.join(case.rules)}")
+    if case.recipes:
+        lines.append(f"recipes    {' '.join(case.recipes)}")
     needs = [f"{name} {listed_words(value)}" for name, value in case.requires.items()]
     lines.append(f"requires   {'; '.join(needs)}")
     lines += ["", "finds these bugs:" if flags else "finds no known bug"]

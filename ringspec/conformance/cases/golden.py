@@ -1,8 +1,8 @@
 """Golden vectors (stored problems with their correct results) as cases of a run.
 
 The ids are those of the golden sets. Profile 'core' runs the core set. 'full' adds the kernel set, whose expected
-values are read from the cache or derived. It also adds the cases of dense attention, distributed over several workers.
-Withdrawn cases are left out, and so are schedules, which no target computes.
+values are read from the cache or derived, and those cases of the set merge whose partial results a call can express. It also
+adds the cases of dense attention, distributed over several workers. Withdrawn cases are left out, and so are schedules, which no target computes.
 
 A target is the program under test, with claims that say what it supports. If it claims only the forward pass, it is
 called only for that pass. If it claims only the backward pass, it gets the correctly rounded o and lse. Dense attention
@@ -55,6 +55,7 @@ SMOKE = (
     "merge/two-parts",
 )
 RESHARDED = (2, 3, 4)
+OTHER_PARTS = ("lse_base", "empty_lse", "unnormalised", "garbage")
 SAME_ON_ONE_WORKER = ("contiguous", "striped", "table", "zigzag")
 
 
@@ -70,6 +71,9 @@ def cases(profile: str) -> list[RunCase]:
     if profile == "full":
         for case in filter(is_asked, open_set("kernel")):
             made.append(golden_case(case, *[partial(kernel_tensors, case.id)] * 2))
+        merges = open_set("merge")
+        for case in filter(is_expressible, merges):
+            made.append(golden_case(case, *[partial(merges.tensors, case.id)] * 2))
         for dealt in resharded(chosen):
             made.append(golden_case(dealt, *[partial(tensors_of_case, dealt)] * 2))
     return made
@@ -77,6 +81,11 @@ def cases(profile: str) -> list[RunCase]:
 
 def is_asked(case: Case) -> bool:
     return case.operation != "schedule" and case.withdrawn is None
+
+
+def is_expressible(case: Case) -> bool:
+    """Tell whether the parts of a merge are normalised and finite, with natural lse, of which -inf marks an empty one."""
+    return is_asked(case) and not {*case.requires} & {*OTHER_PARTS}
 
 
 @lru_cache(maxsize=2)

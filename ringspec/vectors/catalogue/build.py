@@ -13,13 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringspec.problem.options import default_scale
-from ringspec.vectors.format.case import Case, CaseFormats, Inputs, Patch, Ring, Shape, TensorRecipe
+from ringspec.vectors.format.case import (
+    Case,
+    CaseFormats,
+    Inputs,
+    Patch,
+    Ring,
+    SchemeCall,
+    Shape,
+    TensorRecipe,
+)
 from ringspec.vectors.format.inputs import NAMES
 from ringspec.vectors.format.requires import requires
 
 TERMS = (
     "scale", "causal", "window", "softcap", "dropout_p", "dropout_seed", "q_offset", "cu_seqlens",
-    "cu_seqlens_k",
+    "cu_seqlens_k", "lse_base", "empty_lse",
 )  # fmt: skip
 
 
@@ -80,13 +89,13 @@ def bias_of(*shape: int, patches: tuple[Patch, ...] = ()) -> TensorRecipe:
     return numbers(8, -7, shape, head=24, shard=20, shards=4, patches=patches)
 
 
-def spread(first: float, step: float, modulus: int, *shape: int) -> TensorRecipe:
-    """Return a recipe of the values first + step * (7 i mod modulus), where i is the element's index in C order."""
+def spread(first: float, step: float, modulus: int, *shape: int, stride: int = 7) -> TensorRecipe:
+    """Return a recipe of the values first + step * (stride * i mod modulus), where i is the element's index in C order."""
     flat: list[Any] = []
     count = 1
     for length in shape:
         count *= length
-    flat = [first + step * (7 * i % modulus) for i in range(count)]
+    flat = [first + step * (stride * i % modulus) for i in range(count)]
     for length in reversed(shape[1:]):
         flat = [flat[i : i + length] for i in range(0, len(flat), length)]
     return TensorRecipe("values", values=tuple(flat))
@@ -124,6 +133,8 @@ def case(
     outputs: str | None = None,
     ring: Ring | None = None,
     storage: str = "full",
+    recipes: tuple[str, ...] = (),
+    scheme: SchemeCall | None = None,
     patches: Mapping[str, tuple[Patch, ...]] | None = None,
     **rest: Any,
 ) -> Case:
@@ -139,13 +150,16 @@ def case(
     terms = {name: rest.pop(name) for name in TERMS if name in rest}
     if operation != "merge":
         terms = {"scale": terms.get("scale", default_scale(D))} | terms
-    tensors = tensors_of(operation, passes, used, shape, ring, rest)
+    shards = min(4, shape.Sk) if ring is None else ring.workers
+    if scheme is not None:
+        shards = scheme.ranks
+    tensors = tensors_of(operation, passes, used, shape, shards, rest)
     for name, changes in (patches or {}).items():
         tensors[name] = dataclasses.replace(tensors[name], patches=changes)
     formats = CaseFormats(used.inputs, outputs or used.inputs, used.statistics)
     made = Case(
         id, reason, operation, passes, tuple(rules.split()), tuple(flags.split()), shape, formats,
-        terms, ring, Inputs(id, tensors), storage,
+        terms, ring, Inputs(id, tensors), storage, recipes=recipes, scheme=scheme,
     )  # fmt: skip
     return dataclasses.replace(made, requires=requires(made))
 
@@ -155,13 +169,12 @@ def tensors_of(
     passes: tuple[str, ...],
     dtype: Dtype,
     shape: Shape,
-    ring: Ring | None,
+    shards: int,
     given: dict[str, Any],
 ) -> dict[str, TensorRecipe]:
     """Return the recipes of a case's tensors, in the order of NAMES: those ``given``, and defaults for the others."""
     unknown = set(given) - set(NAMES)
     assert not unknown, f"unknown names {unknown}"
-    shards = min(4, shape.Sk) if ring is None else ring.workers
     tensors: dict[str, TensorRecipe] = {}
     if operation != "merge":
         names = ("q", "k", "v", "dy") if "backward" in passes else ("q", "k", "v")

@@ -4,23 +4,36 @@
 :func:`case_from_json` checks everything: strict JSON, then the schema ``schemas/case.schema.json``,
 then ``check_case``.
 
-The dataclasses convert lists to tuples and ``"-inf"`` to the float. So a case that is read from case.json equals the
-case that was written.
+The dataclasses convert lists to tuples, and ``"-inf"`` and ``"inf"`` to floats; ``"nan"`` stays a text, because a NaN would
+equal nothing. So a case that is read from case.json equals the case that was written.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CaseFormats", "Inputs", "Patch", "Ring", "Shape", "TensorRecipe", "Withdrawn"]
+__all__ = [
+    "CaseFormats",
+    "Inputs",
+    "Patch",
+    "Ring",
+    "SchemeCall",
+    "Shape",
+    "TensorRecipe",
+    "Withdrawn",
+]
 
-OPERATIONS = ("attention", "ring", "block", "merge", "schedule")
+OPERATIONS = ("attention", "ring", "block", "merge", "schedule", "context_parallel")
 PASSES = (("forward",), ("forward", "backward"), ("backward",))
 STORAGES = ("full", "sampled", "digests")
 KINDS = ("uniform", "constant", "values", "bernoulli")
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document", "table")
+PADDED_LAYOUTS = ("zigzag_padded", "contiguous_padded", "striped_padded")
 CIRCULATIONS = ("kv", "q", "gather")
+SCHEMES = ("ring", "double_ring", "all_gather", "ulysses", "usp", "joint", "pcp", "dcp")
+INFINITIES = ("-inf", "inf")
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class CaseFormats:
     """The number formats of a case, named as in :data:`ringspec.formats.FORMATS`.
 
     ``inputs``: the format of q, k, v, dy and parts_o. ``outputs``: the format of o, dq, dk, dv and dbias.
-    ``statistics``: the format of lse, dlse, delta, sinks, dsinks, bias and parts_lse.
+    ``statistics``: the format of lse, dlse, delta, sinks, dsinks, bias, parts_lse and parts_sum.
     """
 
     inputs: str
@@ -73,6 +86,37 @@ class Ring:
 
 
 @dataclass(frozen=True)
+class SchemeCall:
+    """How a case splits attention over ranks: keywords of :func:`ringspec.context_parallel`.
+
+    ``name``: the scheme. ``mesh``: pairs (axis, size), outermost first; rank numbers are row-major. ``layout``: one of
+    LAYOUTS or PADDED_LAYOUTS; None: the scheme's default. ``table_q`` and ``table_k`` [W, n] are given for the layout
+    'table', ``cu_seqlens_padded`` for a padded one: the rooms of the documents of ``cu_seqlens``. The others are as in
+    ``context_parallel``; None: its default.
+    """
+
+    name: str
+    mesh: tuple[tuple[str, int], ...]
+    layout: str | None = None
+    table_q: tuple[tuple[int, ...], ...] | None = None
+    table_k: tuple[tuple[int, ...], ...] | None = None
+    cu_seqlens_padded: tuple[int, ...] | None = None
+    circulation: str | None = None
+    direction: int | None = None
+    text: tuple[int, ...] | None = None
+    text_at: str | None = None
+    interleave: int | None = None
+
+    def __post_init__(self) -> None:
+        freeze(self, "mesh", "table_q", "table_k", "cu_seqlens_padded", "text")
+
+    @property
+    def ranks(self) -> int:
+        """W, the number of ranks."""
+        return math.prod(size for _, size in self.mesh)
+
+
+@dataclass(frozen=True)
 class Patch:
     """A change to part of an input: the part is set to ``set`` or multiplied by ``multiply``.
 
@@ -81,7 +125,7 @@ class Patch:
     """
 
     at: tuple[int | tuple[int, int] | None, ...]
-    set: float | int | bool | None = None
+    set: float | int | bool | str | None = None
     multiply: float | int | None = None
 
     def __post_init__(self) -> None:
@@ -111,7 +155,7 @@ class TensorRecipe:
     head: int = 0
     shard: int = 0
     shards: int = 1
-    value: float | int | bool | None = None
+    value: float | int | bool | str | None = None
     values: tuple[Any, ...] | None = None
     threshold: int | None = None
     patches: tuple[Patch, ...] = ()
@@ -145,7 +189,9 @@ class Case:
     bugs that it detects. ``shape``, ``formats``, ``terms`` and ``ring`` define the problem, and ``inputs`` says how the
     inputs are made. ``storage`` says how much of the tensors the set stores ("full", "sampled" or "digests"), and
     ``digests`` has their SHA-256. ``requires``: what an implementation must support. ``withdrawn``: None, or why the
-    case is no longer used.
+    case is no longer used. ``recipes``: the merge recipes (``ringspec.merges``) whose bits are stored beside the correctly
+    rounded results of a merge. ``scheme``: how the operation "context_parallel" splits attention. These two are written to case.json
+    only if they are given.
     """
 
     id: str
@@ -163,13 +209,24 @@ class Case:
     requires: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     withdrawn: Withdrawn | None = None
+    recipes: tuple[str, ...] = ()
+    scheme: SchemeCall | None = None
 
     def __post_init__(self) -> None:
-        freeze(self, "passes", "rules", "flags", "terms", "requires")
+        freeze(self, "passes", "rules", "flags", "terms", "requires", "recipes")
+
+    @property
+    def format_version(self) -> str:
+        """The oldest version of the format that has everything the case uses."""
+        recipes = self.inputs.tensors
+        special = [patch.set == "nan" for one in recipes.values() for patch in one.patches]
+        terms = {"lse_base", "empty_lse"} & set(self.terms)
+        newer = self.recipes or self.scheme or terms or "parts_sum" in recipes or any(special)
+        return "1.1" if newer else "1.0"
 
 
 def freeze(record: Any, *names: str) -> None:
-    """In the fields ``names`` of a frozen dataclass, convert lists to tuples and "-inf" to the float, in place."""
+    """In the fields ``names`` of a frozen dataclass, convert lists to tuples and infinities to floats, in place."""
     for name in names:
         object.__setattr__(record, name, frozen(getattr(record, name)))
 
@@ -179,4 +236,4 @@ def frozen(x: Any) -> Any:
         return tuple(frozen(item) for item in x)
     if isinstance(x, dict):
         return {name: frozen(item) for name, item in x.items()}
-    return float("-inf") if isinstance(x, str) and x == "-inf" else x
+    return float(x) if isinstance(x, str) and x in INFINITIES else x

@@ -5,6 +5,7 @@ Equal cases have the same text. The parser is strict.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -15,6 +16,7 @@ from ringspec.vectors.format.case import (
     Inputs,
     Patch,
     Ring,
+    SchemeCall,
     Shape,
     TensorRecipe,
     Withdrawn,
@@ -58,6 +60,12 @@ def case_to_data(case: Case) -> dict[str, Any]:
     data = {one.name: plain(getattr(case, one.name)) for one in fields(Case)}
     if case.ring is not None:
         data["ring"] = without_defaults(case.ring, "workers", "layout", "circulation", "direction")
+    if not case.recipes:
+        del data["recipes"]
+    if case.scheme is None:
+        del data["scheme"]
+    else:
+        data["scheme"] = without_defaults(case.scheme, "name", "mesh")
     data["inputs"] = {
         "seed": case.inputs.seed,
         "tensors": {name: recipe_to_data(one) for name, one in case.inputs.tensors.items()},
@@ -88,25 +96,28 @@ def same(x: Any, y: Any) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """Convert to JSON data: tuples to lists, -inf to text, dataclasses to objects."""
+    """Convert to JSON data: tuples to lists, infinities to text, dataclasses to objects."""
     if isinstance(x, tuple):
         return [plain(value) for value in x]
     if isinstance(x, dict):
         return {name: plain(value) for name, value in x.items()}
-    if isinstance(x, (Shape, CaseFormats, Ring, Inputs, Withdrawn, TensorRecipe, Patch)):
+    if isinstance(
+        x, (Shape, CaseFormats, Ring, SchemeCall, Inputs, Withdrawn, TensorRecipe, Patch)
+    ):
         return {one.name: plain(getattr(x, one.name)) for one in fields(x)}
-    return "-inf" if isinstance(x, float) and x == float("-inf") else x
+    return str(x) if isinstance(x, float) and math.isinf(x) else x
 
 
 def case_from_data(data: dict[str, Any]) -> Case:
     """Make a case from the data of a case.json that satisfies the schema."""
     records: dict[str, Any] = {
-        name: None if data[name] is None else kind(**data[name])
+        name: None if data.get(name) is None else kind(**data[name])
         for name, kind in (
             ("shape", Shape),
             ("formats", CaseFormats),
             ("ring", Ring),
             ("withdrawn", Withdrawn),
+            ("scheme", SchemeCall),
         )
     }
     recipes = {name: recipe_from_data(recipe) for name, recipe in data["inputs"]["tensors"].items()}

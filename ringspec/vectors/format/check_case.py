@@ -10,7 +10,7 @@ import math
 import re
 
 from ringspec.errors import RingspecError, VectorError, shown
-from ringspec.vectors.format.case import Case, Ring, Shape
+from ringspec.vectors.format.case import PADDED_LAYOUTS, Case, Ring, SchemeCall, Shape
 from ringspec.vectors.format.inputs import LARGEST_TENSOR, expected_names, shape_of
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(/[a-z0-9]+(-[a-z0-9]+)*){1,2}")
@@ -19,7 +19,8 @@ LONGEST_ID, LONGEST_PART = 120, 60
 RESERVED = {"con", "prn", "aux", "nul"} | {f"{x}{n}" for x in ("com", "lpt") for n in range(1, 10)}
 LARGEST_POSITION = 2**61
 MOST_PAIRS = 2**30
-SCALED = ("attention", "ring", "block")
+LARGEST_MESH = 1024
+SCALED = ("attention", "ring", "block", "context_parallel")
 
 
 def is_id(text: object) -> bool:
@@ -36,7 +37,7 @@ def is_id(text: object) -> bool:
 def check_case(case: Case, what: str) -> None:
     """Raise :class:`~ringspec.errors.VectorError` unless the parts of a case are consistent."""
     require(is_id(case.id), what, "an id of two or three short names", shown(case.id))
-    for name in ("rules", "flags"):
+    for name in ("rules", "flags", "recipes"):
         names = getattr(case, name)
         require(len(set(names)) == len(names), what, f"each of the {name} once", shown(names))
     check_operation(case, what)
@@ -45,6 +46,8 @@ def check_case(case: Case, what: str) -> None:
     check_terms(case, what)
     if case.ring is not None:
         check_ring(case.ring, case, what)
+    if case.scheme is not None:
+        check_scheme(case.scheme, case, what)
     check_inputs(case, what)
 
 
@@ -64,6 +67,7 @@ def check_operation(case: Case, what: str) -> None:
         ("shape", not is_schedule),
         ("formats", not is_schedule),
         ("ring", is_schedule or is_ring),
+        ("scheme", case.operation == "context_parallel"),
     ):
         given = getattr(case, name) is not None
         expected = f"{name} {'given' if wanted else 'null'} for {case.operation!r}"
@@ -90,8 +94,18 @@ def check_terms(case: Case, what: str) -> None:
     has_scale = case.operation in SCALED
     got = "none" if has_scale else "one"
     require(("scale" in terms) == has_scale, what, "a scale, except for a merge or schedule", got)
+    of_merge = set(terms) & {"empty_lse", "lse_base"}
     if case.operation == "merge":
-        require(terms == {}, what, "no terms for a merge", shown(terms))
+        require(of_merge == set(terms), what, "terms of a merge", shown(terms))
+        both = "lse_base" in terms and "parts_sum" in case.inputs.tensors
+        require(not both, what, "natural logarithms beside parts_sum", "lse_base")
+    else:
+        require(not of_merge, what, "empty_lse and lse_base for a merge alone", shown(terms))
+    stored = case.operation == "merge" and case.storage == "full"
+    got = shown(case.recipes)
+    require(
+        stored or not case.recipes, what, "recipes only for a merge that is stored in full", got
+    )
     if "window" in terms:
         bounded = terms["window"] != (None, None)
         require(bounded, what, "a window with a bounded side", "[null, null]")
@@ -136,6 +150,26 @@ def check_ring(ring: Ring, case: Case, what: str) -> None:
         check_table(table_k, lengths[1], ring.workers, f"the table of keys of {what}")
 
 
+def check_scheme(scheme: SchemeCall, case: Case, what: str) -> None:
+    """Raise VectorError unless the parts of a scheme are consistent; whether it fits the case, its derivation says."""
+    require(case.storage == "full", what, "storage 'full' of a scheme", shown(case.storage))
+    names = [name for name, _ in scheme.mesh]
+    require(len(set(names)) == len(names), what, "each axis of the mesh once", shown(names))
+    most = LARGEST_MESH
+    require(scheme.ranks <= most, what, f"a mesh of at most {most} ranks", str(scheme.ranks))
+    for name, wanted in (
+        ("table_q", scheme.layout == "table"),
+        ("cu_seqlens_padded", scheme.layout in PADDED_LAYOUTS),
+    ):
+        given = getattr(scheme, name) is not None
+        expected = f"{name} {'with' if wanted else 'without'} the layout {scheme.layout!r}"
+        require(given == wanted, what, expected, "a value" if given else "none")
+    together = scheme.table_k is None or scheme.table_q is not None
+    require(together, what, "table_q together with table_k", "table_k alone")
+    backward_bias = "bias" in case.inputs.tensors and "backward" in case.passes
+    require(not backward_bias, what, "no bias in the backward pass of a scheme", "a bias")
+
+
 def check_table(table: tuple[tuple[int, ...], ...], length: int, workers: int, what: str) -> None:
     """Raise VectorError unless a table [W, n] has each token once, and -1 in padding slots (rule LAYOUT-5)."""
     rectangular = len(table) == workers and len({len(row) for row in table}) == 1
@@ -151,6 +185,7 @@ def check_inputs(case: Case, what: str) -> None:
     require(must <= given, what, f"the inputs {sorted(must)}", shown(sorted(given)))
     require(given <= must | may, what, f"inputs among {sorted(must | may)}", shown(sorted(given)))
     for name in sorted(given):
+        check_special_values(case, name, what)
         try:
             shape = shape_of(case, name)
         except RingspecError as error:
@@ -166,3 +201,13 @@ def check_inputs(case: Case, what: str) -> None:
             ) from None
         fits = math.prod(shape) <= LARGEST_TENSOR
         require(fits, what, f"at most {LARGEST_TENSOR} elements in {name}", shown(shape))
+
+
+def check_special_values(case: Case, name: str, what: str) -> None:
+    """Raise VectorError for NaN and +inf, except in the o and in the lse of an empty part of a merge."""
+    recipe = case.inputs.tensors[name]
+    given = [recipe.value, *(patch.set for patch in recipe.patches)]
+    require("nan" not in given or name == "parts_o", what, f"numbers in {name}", "nan")
+    marked = name == "parts_lse" and "empty_lse" in case.terms
+    got = "inf, which marks empty parts of a merge with the term empty_lse"
+    require(math.inf not in given or marked, what, f"finite numbers or -inf in {name}", got)

@@ -32,9 +32,10 @@ KEY_INTEGERS = ("segments_k", "positions_k")
 INTEGERS = QUERY_INTEGERS + KEY_INTEGERS
 BOOLEANS = ("mask", "keep")
 NARROW = ("q", "k", "v", "dy", "parts_o")
+PARTS = ("parts_o", "parts_lse", "parts_sum")
 WITH_MINUS_INFINITY = ("bias", "lse", "parts_lse")
 OPTIONAL = PAIRS + ("sinks",) + INTEGERS
-NAMES = ("q", "k", "v", "dy") + ROWS + OPTIONAL + ("parts_o", "parts_lse")
+NAMES = ("q", "k", "v", "dy") + ROWS + OPTIONAL + PARTS
 
 
 def words(seed: str, name: str, count: int) -> NDArray[np.uint64]:
@@ -52,7 +53,7 @@ def expected_names(case: Case) -> tuple[frozenset[str], frozenset[str]]:
     if case.operation == "schedule":
         return frozenset(), frozenset()
     if case.operation == "merge":
-        return frozenset(("parts_o", "parts_lse")), frozenset()
+        return frozenset(PARTS[:2]), frozenset(PARTS[2:])
     must = {"q", "k", "v"}
     may = set(OPTIONAL)
     if "backward" in case.passes:
@@ -77,6 +78,7 @@ def shape_of(case: Case, name: str) -> tuple[int, ...]:
         "dy": (b, h, n_q, sizes.Dv),
         "parts_o": (n_k, b, h, n_q, sizes.Dv),
         "parts_lse": (n_k, b, h, n_q),
+        "parts_sum": (n_k, b, h, n_q),
     }
     if name in known:
         return agreed(name, known[name], recipe)
@@ -111,9 +113,9 @@ def head_and_shard_axes(name: str) -> tuple[int | None, int | None]:
     """Return the axes to which a recipe's offsets ``head`` and ``shard`` apply; None if an input has no such axis.
 
     ``shard`` applies to the token axis of q, k, v, dy and other inputs with a token axis, to the key axis of bias, mask
-    and keep, and to the first axis of parts_o and parts_lse, which counts the partial results.
+    and keep, and to the first axis of parts_o, parts_lse and parts_sum, which counts the partial results.
     """
-    if name in ("parts_o", "parts_lse"):
+    if name in PARTS:
         return 2, 0
     if name == "sinks":
         return 0, None
@@ -221,7 +223,7 @@ def from_values(name: str, shape: tuple[int, ...], values: Any) -> NDArray:
     check_kinds(values, kinds, name)
     x: NDArray | None
     try:
-        x = np.array(values, dtype=dtype_of(name))
+        x = np.array(values, dtype=dtype_of(name))  # reads "nan", too
     except (ValueError, OverflowError, TypeError):
         x = None
     if x is None or x.shape != shape:
@@ -237,7 +239,7 @@ def check_kinds(values: Any, kinds: tuple[type, ...], name: str) -> None:
     if isinstance(values, tuple):
         for value in values:
             check_kinds(value, kinds, name)
-    elif type(values) not in kinds:
+    elif type(values) not in kinds and not (values == "nan" and name == "parts_o"):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise OptionError(f"values of {name} of type {wanted}", shown(values), "change the recipe")
 
@@ -306,18 +308,29 @@ def input_of(case: Case, name: str) -> NDArray:
     storage = format_of_input(case, name)
     if storage is None:
         return x
-    finite = np.isfinite(x) | (np.isneginf(x) if name in WITH_MINUS_INFINITY else False)
-    if not finite.all():
+    if not (np.isfinite(x) | may_hold(case, name, x)).all():
         raise NonFiniteError(f"finite values in {name}", "infinity or NaN", "change the recipe")
-    require_exact(bool((round_to(x, storage) == x).all()), name, f"in {storage}")
+    require_exact(bool(((round_to(x, storage) == x) | np.isnan(x)).all()), name, f"in {storage}")
     return store(x, storage)
+
+
+def may_hold(case: Case, name: str, x: NDArray) -> NDArray[np.bool_]:
+    """Tell which elements are an infinity or NaN that the input may have.
+
+    An empty part of a merge may hold NaN in parts_o, and its parts_lse is -inf, or +inf if the term ``empty_lse`` says so.
+    """
+    if name == "parts_o":
+        return np.isnan(x)
+    if name == "parts_lse" and "empty_lse" in case.terms:
+        return np.isposinf(x)
+    return np.isneginf(x) if name in WITH_MINUS_INFINITY else np.zeros(x.shape, np.bool_)
 
 
 def inputs_of(case: Case) -> dict[str, NDArray]:
     """Make all inputs of a case as global tensors in their storage dtypes, in the order of :data:`NAMES`.
 
     In the case's input format: q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], dy [B, H, Sq, Dv], parts_o
-    [N, B, H, S, Dv]. In its statistics format: dlse, lse, delta [B, H, Sq], bias, sinks [H, N], parts_lse
+    [N, B, H, S, Dv]. In its statistics format: dlse, lse, delta [B, H, Sq], bias, sinks [H, N], parts_lse and parts_sum
     [N, B, H, S]. int64: segments, positions, bounds. bool: mask, keep. Raises
     :class:`~ringspec.errors.OptionError` if a required input is missing or the operation does not accept an input, and
     the errors of :func:`draw`.

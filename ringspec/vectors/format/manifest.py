@@ -16,7 +16,7 @@ from ringspec.vectors.format.digest import set_digest
 from ringspec.vectors.format.flagfile import MAX_FLAGS_BYTES
 from ringspec.vectors.format.json_text import check_schema, parse, pretty
 
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 MAX_MANIFEST_BYTES = 8 << 20
 MAX_TENSORS_BYTES = 64 << 20
 MAX_CASES = 100_000
@@ -75,14 +75,19 @@ class Manifest:
 
 
 def make_manifest(
-    name: str, set_version: str, spec_version: str, flags: FileEntry, cases: Mapping[str, CaseEntry]
+    name: str,
+    set_version: str,
+    spec_version: str,
+    flags: FileEntry,
+    cases: Mapping[str, CaseEntry],
+    format_version: str,
 ) -> Manifest:
-    """Make the manifest of a set, with cases sorted by id."""
+    """Make the manifest of a set, with cases sorted by id; ``format_version`` is the oldest with all that they use."""
     sizes = [flags.bytes] + [file.bytes for case in cases.values() for file in case.files.values()]
     return Manifest(
         set=name,
         set_version=set_version,
-        format_version=FORMAT_VERSION,
+        format_version=format_version,
         spec_version=spec_version,
         count=len(cases),
         bytes=sum(sizes),

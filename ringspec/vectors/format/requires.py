@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.problem.options import default_scale
-from ringspec.vectors.format.case import Case, Ring, Shape
+from ringspec.vectors.format.case import Case, Ring, SchemeCall, Shape
 from ringspec.vectors.format.inputs import input_of
 from ringspec.vectors.format.tensor_table import slots
 
 __all__ = ["requires"]
 
 Booleans = NDArray[np.bool_]
+# What a scheme and its tables imply is not a feature of its own.
+IMPLIED_BY_SCHEMES = ("positions", "q-offset", "unequal-lengths", "padding-slots")
 
 
 def requires(case: Case) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def requires(case: Case) -> dict[str, Any]:
     Of every case: ``operation`` and ``passes``. Of a ring: ``workers``, ``layout``, ``circulation``, ``direction`` and
     ``tokens_per_worker`` (n_q, n_k, including padding slots). Number formats: ``inputs``, ``outputs``, ``statistics``.
     Sizes: ``batch``, ``heads``, ``head_ratio`` (H / Hkv), ``head_dim``, ``value_dim`` and ``lengths`` (Sq, Sk). Of a
-    merge: ``parts``, the number of partial results. ``masks`` and ``features`` are sorted names. Keys that do not
+    merge: ``parts``, the number of partial results, and what :func:`merge_needs` finds. ``masks`` and ``features`` are sorted names. Keys that do not
     apply to the operation are omitted.
     """
     needs: dict[str, Any] = {"operation": case.operation, "passes": case.passes}
@@ -42,12 +44,13 @@ def requires(case: Case) -> dict[str, Any]:
         "heads": case.shape.H,
     }
     if case.operation == "merge":
-        return needs | {
+        needs |= {
             "value_dim": case.shape.Dv,
             "lengths": (case.shape.Sq,),
             "parts": case.shape.Sk,
         }
-    return needs | {
+        return needs | merge_needs(case)
+    needs |= {
         "head_ratio": case.shape.H // case.shape.Hkv,
         "head_dim": case.shape.D,
         "value_dim": case.shape.Dv,
@@ -55,6 +58,20 @@ def requires(case: Case) -> dict[str, Any]:
         "masks": masks(case),
         "features": features(case, case.shape),
     }
+    return needs if case.scheme is None else needs | scheme_needs(case, case.scheme, case.shape)
+
+
+def merge_needs(case: Case) -> dict[str, Any]:
+    """Return what a merge requires beside finite, normalised parts with natural lse, of which -inf marks an empty one.
+
+    ``lse_base``: 2; ``empty_lse``: '+inf'; ``unnormalised``: parts are (m, l, o); ``garbage``: o of an empty part is NaN.
+    """
+    needs: dict[str, Any] = dict(case.terms)
+    if "parts_sum" in case.inputs.tensors:
+        needs["unnormalised"] = True
+    if np.isnan(input_of(case, "parts_o").astype(np.float64)).any():
+        needs["garbage"] = True
+    return needs
 
 
 def ring_needs(case: Case, ring: Ring) -> dict[str, Any]:
@@ -66,6 +83,47 @@ def ring_needs(case: Case, ring: Ring) -> dict[str, Any]:
     if case.shape is not None:
         needs["layout"] = ring.layout
         needs["tokens_per_worker"] = slots(case, ring)
+    return needs
+
+
+def scheme_needs(case: Case, call: SchemeCall, shape: Shape) -> dict[str, Any]:
+    """Return what a case requires that splits attention over ranks.
+
+    ``scheme``; ``mesh``, such as 'ring x ulysses'; ``workers``, the number of ranks; ``tokens_per_worker``; ``layout``, except
+    for dcp; ``interleave`` for pcp and dcp; and in ``features`` those of its tokens and heads.
+    """
+    # Here: only these cases need ringspec.schemes, which takes time to import.
+    from ringspec.vectors.scheme_tables import tables_of_scheme
+
+    tables = tables_of_scheme(case)
+    sizes, usual = dict(call.mesh), {"pcp": "zigzag", "dcp": "interleaved"}
+    parts = max(sizes.get("ulysses", 1), sizes.get("tp", 1))
+    requests = len(case.terms.get("cu_seqlens", (0, 0))) - 1
+    latent = shape.Hkv == 1 and shape.D > shape.Dv
+    given = {
+        "replicated-tokens": call.text is not None,
+        "kv-replicas": shape.Hkv % parts != 0,
+        "padded-documents": call.cu_seqlens_padded is not None,
+        "empty-ranks": not (tables.k >= 0).any(axis=1).all()
+        or not (tables.q >= 0).any(axis=1).all(),
+        "multi-token-decode": call.name == "dcp" and shape.Sq > requests,
+        "prefix": call.name == "pcp" and shape.Sk > shape.Sq,
+        "mla": latent,
+    }
+    used = {name for name in features(case, shape) if name not in IMPLIED_BY_SCHEMES}
+    used -= {"scale"} if latent else set()
+    used |= {name for name, needed in given.items() if needed}
+    needs: dict[str, Any] = {
+        "scheme": call.name,
+        "mesh": " x ".join(name for name, _ in call.mesh),
+        "workers": call.ranks,
+        "tokens_per_worker": (tables.q.shape[1], tables.k.shape[1]),
+        "features": tuple(sorted(used)),
+    }
+    if call.name != "dcp":
+        needs["layout"] = call.layout or usual.get(call.name, "contiguous")
+    if call.name in usual:
+        needs["interleave"] = call.interleave or 1
     return needs
 
 

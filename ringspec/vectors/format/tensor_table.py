@@ -15,6 +15,7 @@ from ringspec.errors import VectorError, shown
 from ringspec.tensorfile import dtype_code
 from ringspec.vectors.format.case import Case, Ring, Shape
 from ringspec.vectors.format.inputs import BOOLEANS, format_of_input, shape_of
+from ringspec.vectors.format.shards import fault_of_shards
 
 CODES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 SAMPLED_ROWS = 16
@@ -46,7 +47,7 @@ def whole_tensors(case: Case) -> dict[str, Entry]:
     for name, axes in results(case).items():
         table.update(expected_values(case, name, axes))
         table[f"scale.{name}"] = Entry("F64", axes if name in (*SUMS, "lse") else axes[:-1])
-    return table | dict(layout_tables(case))
+    return table | dict(layout_tables(case)) | dict(recipe_tables(case))
 
 
 def stored_tensors(case: Case) -> dict[str, Entry]:
@@ -72,6 +73,8 @@ def results(case: Case) -> dict[str, Axes]:
     """Return the shape of each expected tensor."""
     shape = case.shape
     assert shape is not None  # check_case: only a schedule has none
+    if case.scheme is not None:
+        return shards(case, case.scheme.ranks)
     if case.ring is None:
         return by_pass(case, (), shape.Sq, shape.Sk)
     slots_q, slots_k = slots(case, case.ring)
@@ -113,12 +116,34 @@ def expected_values(case: Case, name: str, axes: Axes) -> dict[str, Entry]:
     return {f"out.{name}.{one}": Entry(CODES[one], axes) for one in sorted(names)}
 
 
+def shards(case: Case, ranks: int) -> dict[str, Axes]:
+    """Return the shapes of a scheme's results: tokens and heads of each rank; dsinks is the sum over all ranks."""
+    table = by_pass(case, (), None, None)
+    return {
+        name: axes if name == "dsinks" else (ranks, axes[0], None, *axes[2:])
+        for name, axes in table.items()
+    }
+
+
 def layout_tables(case: Case) -> Iterator[tuple[str, Entry]]:
+    if case.scheme is not None:
+        for side in "qk":
+            for group, axes in (("layout", ()), ("heads", ()), ("position", (None,))):
+                yield f"{group}.{side}", Entry("I64", (case.scheme.ranks, *axes, None))
     if case.ring is None:
         return
     for side, n in zip("qk", slots(case, case.ring), strict=True):
         yield f"layout.{side}", Entry("I64", (case.ring.workers, n))
         yield f"position.{side}", Entry("I64", (case.ring.workers, None, n))
+
+
+def recipe_tables(case: Case) -> Iterator[tuple[str, Entry]]:
+    """Yield the entries of the bits that each merge recipe gives, in the formats of the parts, and which are certain."""
+    for recipe in case.recipes:
+        for name, of_part in (("o", "parts_o"), ("lse", "parts_lse")):
+            code, axes = CODES[format_of_input(case, of_part) or ""], shape_of(case, of_part)[1:]
+            yield f"bits.{recipe}.{name}", Entry(code, axes)
+            yield f"certain.{recipe}.{name}", Entry("BOOL", axes)
 
 
 def slots(case: Case, ring: Ring) -> tuple[int, int]:
@@ -180,7 +205,17 @@ def check_tensors(case: Case, tensors: Mapping[str, NDArray]) -> None:
             wanted = str(entry.axes).replace("None", "any")
             got = f"{dtype_code(x.dtype)} of shape {x.shape}"
             refuse(case, f"{name} as {entry.code} of shape {wanted}", got)
+    if case.scheme is not None:
+        check_shards(case, tensors)
     check_digest_names(case)
+
+
+def check_shards(case: Case, tensors: Mapping[str, NDArray]) -> None:
+    """Raise VectorError unless the tables of a scheme name each token and head, and the results have their shapes."""
+    assert case.shape is not None  # check_case: only a schedule has none
+    fault = fault_of_shards(case.shape, tensors)
+    if fault is not None:
+        refuse(case, *fault)
 
 
 def check_digest_names(case: Case) -> None:

@@ -45,7 +45,7 @@ from ringspec.vectors.format.manifest import (
 )
 
 DATA = Path(__file__).parents[1] / "data"
-SETS = ("core", "kernel")
+SETS = ("core", "kernel", "merge", "cp")
 Progress = Callable[[int, int, str], None]
 
 
@@ -122,7 +122,7 @@ class VectorSet:
 
 
 def open_set(name: str | os.PathLike[str]) -> VectorSet:
-    """Open the set "core" or "kernel" of this package, or the set in the folder ``name``. Only its manifest is read.
+    """Open a set of this package ("core", "kernel", "merge", "cp"), or the set in the folder ``name``. Only its manifest is read.
 
     To open a folder that is called "core", pass "./core".
     Raises :class:`~ringspec.errors.VectorError` if there is no such folder or the folder is not a set.
@@ -188,6 +188,7 @@ def write_set(
         known = flags_from_json(text)
         write_plain(folder / FLAGS_FILE, text)
         cases: dict[str, CaseEntry] = {}
+        oldest = "1.0"
         for case, tensors in entries:
             if case.id in cases:
                 raise VectorError(
@@ -195,8 +196,9 @@ def write_set(
                 )
             check_flags_known(case, known)
             cases[case.id] = write_case(folder, case, tensors)
+            oldest = max(oldest, case.format_version)
         spec_version = spec_version_of_package() if spec_version is None else spec_version
-        manifest = make_manifest(name, set_version, spec_version, file_entry(text), cases)
+        manifest = make_manifest(name, set_version, spec_version, file_entry(text), cases, oldest)
         data = manifest_to_json(manifest).encode()
         manifest_from_json(data)
         write_plain(folder / MANIFEST_FILE, data)
