@@ -1,9 +1,12 @@
 """A merge is inferred from the errors of o: named, or not told apart from others, but never another one."""
 
+import dataclasses
 import functools
 import importlib.util
 
+import numpy as np
 import pytest
+from compare.noise_problems import attention_of, draw, geometry_of, run_merged
 from merges.inferring import inferred, label
 from merges.real_mergers import (
     ring_flash_attn_merger,
@@ -12,8 +15,11 @@ from merges.real_mergers import (
     transformer_engine_merger,
 )
 
-from ringspec.compare.inference.merges import classes, kind_of
-from ringspec.merges import MERGES
+from ringspec.compare.inference.infer import infer
+from ringspec.compare.inference.merge_classes import classes, kind_of
+from ringspec.compare.noise.predict import predict
+from ringspec.merges import MERGES, with_merges
+from ringspec.recipes import RECIPES
 
 
 @pytest.mark.parametrize("name", ["vllm_merge", "torch_cp_narrow", "tokamax"])
@@ -78,3 +84,15 @@ def test_the_merge_of_public_code_is_never_called_another(name, workers):
     for seed in range(2):
         found = inferred(name, workers, seed, mergers[name])
         assert name in found.names, (label(found), found.lines())
+
+
+def test_a_kernel_that_rounds_partial_results_is_compared_with_merge_recipes():
+    """A ring with bf16 blocks that declares bf16 and merges as TransformerEngine's kernel for packed documents."""
+    used = with_merges(RECIPES["bf16"], "te_thd")
+    case = draw(np.random.default_rng(3), used, 4, n=32, heads=(1, 1), width=32, features=())
+    attention = dataclasses.replace(attention_of(case), dy=None)
+    error = run_merged(case, used, {}).o - attention.o
+    found = infer({"o": error}, attention, geometry_of(case), "bf16", predict)
+    assert found.contradicted and found.best.good, found.lines()
+    near = "; ".join(fit.candidate.words for fit in (found.best, *found.alike))
+    assert "each weighted part and each sum of them are rounded (te_thd)" in near, found.lines()
