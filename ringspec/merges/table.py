@@ -98,7 +98,8 @@ _TRANSFORMER_ENGINE = (
         source=f"NVIDIA/TransformerEngine, {_TE_PATH}, d0067d0d",
         versions="2.4 to 2.19",
         compared_with="the flash_attn_fwd_* functions of transformer_engine 2.4.0, 2.10.0, 2.15.0, 2.18.0, 2.19.0, CPU, eager, torch 2.13.0",
-        note="p2p of [B, S, H, D] and [S, B, H, D]; o is rounded to its own format at every step",
+        note="p2p of [B, S, H, D] and [S, B, H, D]; o is rounded to its own format at every step; compiled by torch.compile "
+        "on a CPU (2.19.0), the same with the compiled exp and log1p",
     ),
     MergeRecipe(
         "te_p2p_2_20",
