@@ -25,7 +25,7 @@ def with_merges(recipe: Recipe, name: str) -> Recipe:
     own = narrower(recipe.outputs, "float32")
     carried = used.carried_in(own)
     # A sum that rescales the earlier o rounds a product as well.
-    products = used.products_rounded or used.form == "rescaling"
+    products = used.products_rounded or (used.form == "rescaling" and used.earlier_rounded)
     points = {
         "block_o": own,
         "merge": carried if products else "float32",

@@ -33,9 +33,9 @@ def kind_of(merge: MergeRecipe) -> str:
         return "once"
     if merge.products_rounded:
         return "products"
-    if merge.form == "rescaling":
+    if merge.form == "rescaling" and merge.earlier_rounded:
         return "twice"
-    return "step" if merge.form in ("pair", "sigmoid") else "final"
+    return "step" if merge.form in ("pair", "sigmoid", "rescaling") else "final"
 
 
 def class_of(merge: MergeRecipe, gradients: bool) -> tuple[Any, ...]:

@@ -130,7 +130,8 @@ def merge_normalised(
         o = moved_towards(work, queries, lse, a.o, (b.o, c_b), difference)
     else:
         own, wide = work.recipe.carried_o, work.recipe.merge
-        points = (own, "float32", "float32") if used and used.form == "rescaling" else (wide,) * 3
+        twice = used is not None and used.form == "rescaling" and used.earlier_rounded
+        points = (own, "float32", "float32") if twice else (wide,) * 3
         o = joined(work, queries, lse, (a.o, c_a), (b.o, c_b), points)
     if used is not None and used.form in SCALES_ALL:
         work.note_sum(queries, lse, made)
