@@ -75,6 +75,7 @@ PACKAGES = {
             "ringspec",
             "ringspec.comm",
             "ringspec.compare",
+            "ringspec.merges",
             "ringspec.problem",
             "ringspec.rings",
             "ringspec.spec",
@@ -175,7 +176,9 @@ PACKAGES = {
     "ringspec.exact": Package(
         4, 5, "correctly rounded results", ("ringspec.problem", "ringspec.spec", "ground")
     ),
-    "ringspec.compare": Package(4, 6, "bounds, verdicts, noise and its statistics", ("ground",)),
+    "ringspec.compare": Package(
+        4, 6, "bounds, verdicts, noise and its statistics", ("ringspec.merges", "ground")
+    ),
     "ground": Package(7, 3, f"the files {', '.join(f'`{name}`' for name in GROUND)} of ringspec"),
     "nki_impl.target": Package(
         0,

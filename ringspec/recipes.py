@@ -74,6 +74,11 @@ class Recipe:
                             'any', an unknown choice among the above.
                             None: not declared. The conformance suite then accepts each of the above.
                             The specification itself rounds relative to the row's maximum in the block.
+    ``merge_recipe``        the name of the merge recipe (:data:`ringspec.merges.MERGES`) that describes the merges of
+                            partial results and the sums of gradients, or None. The prediction of rounding errors then
+                            follows its formula, order and roundings. The specification itself merges as ``merge_order``
+                            says; :func:`ringspec.replay_as` merges with the recipe. :func:`ringspec.merges.with_merges`
+                            sets this field together with the rounding points that the merge recipe implies.
 
     A method such as ``to_p(x)`` rounds a float64 array of any shape at the rounding point in its name: to_products,
     to_scores, to_statistics, to_p, to_block_o, to_merge, to_carried_o, to_outputs, to_lse, to_backward_lse,
@@ -109,6 +114,7 @@ class Recipe:
     tile_q: int | None = None
     tile_k: int | None = None
     p_relative_to: str | None = None
+    merge_recipe: str | None = None
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -133,6 +139,12 @@ class Recipe:
                 shown(self.p_relative_to),
                 nearest(self.p_relative_to, P_REFERENCES),
                 code="unknown-name",
+            )
+        if self.merge_recipe is not None and not isinstance(self.merge_recipe, str):
+            raise OptionError(
+                "merge_recipe as the name of a merge recipe, or None",
+                shown(self.merge_recipe),
+                "use ringspec.merges.with_merges(recipe, 'te_p2p')",
             )
         for size_name in ("tile_q", "tile_k"):
             size = getattr(self, size_name)

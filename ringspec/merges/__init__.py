@@ -8,6 +8,7 @@
 6. ``gradients``  sums of the gradients
 7. ``intervals``, ``enclosures``  all results that operations can have when elementary functions are not known exactly
 8. ``certified``  which bits of a merge do not depend on them
+9. ``points``     the rounding points that a merge recipe implies
 
 The promise: bit-exact from given partial results, with the elementary functions supplied. It does not cover what
 determines the partial results, a compiler that contracts products and sums, or the order of a collective's sum.
@@ -18,6 +19,7 @@ from ringspec.merges.forms.parts import Part
 from ringspec.merges.functions import NUMPY, Functions
 from ringspec.merges.gradients import add_gradients
 from ringspec.merges.merge import FORMS, merge, merge_recipe
+from ringspec.merges.points import with_merges
 from ringspec.merges.recipe import GradientSum, MergeRecipe, visits
 from ringspec.merges.table import MERGES
 
@@ -35,4 +37,5 @@ __all__ = [
     "merge",
     "merge_recipe",
     "visits",
+    "with_merges",
 ]

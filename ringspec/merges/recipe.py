@@ -72,6 +72,8 @@ class MergeRecipe:
                   format and that of the weights, as type promotion gives it
     ``start``     'first': o starts as that of the first part; 'zeros': as 0, to which the first part is added
     ``products_rounded``  whether each weighted o is rounded to ``carried_o`` before the sum is (two roundings a step)
+    ``earlier_rounded``  in the form 'rescaling': whether the rescaled earlier o is rounded to ``carried_o`` before the next
+                  part is added
     ``base``      'e' or '2': base of the exponential and logarithm of the given lse
     ``empty_lse``  values of a part's lse that are read as -inf: 'inf', 'nan'
     ``skips``     what is left out of the sum: 'nothing', 'zero_weight' (a part whose weight is 0, even if its o is NaN),
@@ -97,6 +99,7 @@ class MergeRecipe:
     carried_o: str = "float32"
     start: str = "first"
     products_rounded: bool = False
+    earlier_rounded: bool = True
     base: str = "e"
     empty_lse: tuple[str, ...] = ()
     skips: str = "nothing"
@@ -123,7 +126,7 @@ class MergeRecipe:
         _one_of("all_empty", self.all_empty, ("as_computed", "-inf", "inf", "0"))
         for mark in self.empty_lse:
             _one_of("empty_lse", mark, ("inf", "nan"))
-        for flag in ("products_rounded", "fma"):
+        for flag in ("products_rounded", "earlier_rounded", "fma"):
             if not isinstance(getattr(self, flag), bool):
                 got = shown(getattr(self, flag))
                 raise OptionError(f"{flag} as True or False", got, f"write {flag}=True")

@@ -98,7 +98,8 @@ _TRANSFORMER_ENGINE = (
         source=f"NVIDIA/TransformerEngine, {_TE_PATH}, d0067d0d",
         versions="2.4 to 2.19",
         compared_with="the flash_attn_fwd_* functions of transformer_engine 2.4.0, 2.10.0, 2.15.0, 2.18.0, 2.19.0, CPU, eager, torch 2.13.0",
-        note="p2p of [B, S, H, D] and [S, B, H, D]; o is rounded to its own format at every step",
+        note="p2p of [B, S, H, D] and [S, B, H, D]; o is rounded to its own format at every step; compiled by torch.compile "
+        "on a CPU (2.19.0), the same with the compiled exp and log1p",
     ),
     MergeRecipe(
         "te_p2p_2_20",
@@ -112,6 +113,19 @@ _TRANSFORMER_ENGINE = (
         versions="2.20.2",
         compared_with="the flash_attn_fwd_* functions of transformer_engine 2.20.2, CPU, eager, torch 2.13.0",
         note="two roundings of o a step; torch's addcmul_ on this CPU is a fused multiply-add",
+    ),
+    MergeRecipe(
+        "te_p2p_2_20_compiled",
+        "rescaling",
+        "down",
+        carried_o="own",
+        earlier_rounded=False,
+        dq=_TE_DQ,
+        dkv=_TE_DKV,
+        source=f"NVIDIA/TransformerEngine, {_TE_PATH}, 2.20.2",
+        versions="2.20.2",
+        compared_with="the flash_attn_fwd_* functions of transformer_engine 2.20.2, compiled by torch.compile, CPU, torch 2.13.0",
+        note="compiled, the default of TransformerEngine, o is rounded once a step; not run on a GPU; exp and log1p are compiled too",
     ),
 )
 

@@ -5,5 +5,6 @@
 2. ``ring``, ``lockstep``, ``run``  the whole ring, its loop over steps and workers, and its result
 3. ``validator``       proves that a schedule is valid, or says what is wrong with it
 4. ``replay_as``       the ring of W workers with the merge of a public implementation
-5. ``cost``, ``show``  the cost of a ring, and the printed text of schedules, states and runs
+5. ``invariants``      checks of a recorded run, token by token
+6. ``cost``, ``show``  the cost of a ring, and the printed text of schedules, states and runs
 """

@@ -19,9 +19,9 @@ from ringspec.errors import OptionError, ShapeError, shown
 from ringspec.formats import bits, load, rounded_input, store
 from ringspec.merges import Functions, MergeRecipe, Part, add_gradients, merge, merge_recipe, visits
 from ringspec.problem.checks import check_workers
-from ringspec.problem.model import Array, Problem
+from ringspec.problem.model import Array, Problem, Tile
 from ringspec.problem.options import Options, check, check_gradients, takes_options
-from ringspec.recipes import RECIPES
+from ringspec.recipes import RECIPES, Recipe
 from ringspec.rings.layouts import shard, unshard
 from ringspec.rings.ring import layouts_for
 from ringspec.spec.block import block_backward, block_forward
@@ -31,6 +31,7 @@ from ringspec.spec.masks import visible
 from ringspec.spec.online_softmax import normalised
 
 STORED = ("float32", "bfloat16", "float16")
+FLOAT64 = RECIPES["float64"]
 
 
 @dataclass(frozen=True)
@@ -133,20 +134,39 @@ def replay_as(
         raise OptionError("sinks=None in a replay", "sinks", fix)
     problem = rounded(check(q, k, v, dict(options)), format)
     layouts = layouts_for(problem, layout, workers, options)
+    if dy is not None:
+        dy = rounded_input(check_gradients(problem, dy, None)[0], format, "dy")
+    return replayed(problem, layouts, dy, used, format, functions)
+
+
+def replayed(
+    problem: Problem,
+    layouts: tuple[Layout, Layout],
+    dy: Array | None,
+    used: MergeRecipe,
+    format: str,
+    functions: Functions | None = None,
+    blocks: Recipe = FLOAT64,
+) -> Replay:
+    """Replay a checked problem whose numbers are of the format ``format``; ``blocks`` says where blocks round.
+
+    ``blocks`` is a recipe of rounding points, of which those of a block and of dy_o_sum are used.
+    """
+    workers = layouts[0].workers
     seen = {
         (a, b): rows_seen(problem, *layouts, a, b) for a in range(workers) for b in range(workers)
     }
+    blocks = blocks.replace(merge_order="state", block_o="float64", block_gradients="float64")
     parts, o, lse = [], [], []
     for worker in range(workers):
-        own = parts_of(problem, layouts, worker, used, format, seen)
+        own = parts_of(problem, layouts, worker, used, format, seen, blocks)
         merged = merge(own, used, functions)
         parts.append(tuple(own))
         o.append(merged[0])
         lse.append(merged[1])
     gradients: list[NDArray[Any] | None] = [None, None, None]
     if dy is not None:
-        dy = rounded_input(check_gradients(problem, dy, None)[0], format, "dy")
-        gradients = gradients_of(problem, layouts, dy, o, lse, used, format, seen)
+        gradients = gradients_of(problem, layouts, dy, o, lse, used, format, seen, blocks)
     whole_o, whole_lse = unshard(o, layouts[0]), unshard(lse, layouts[0])
     dq, dk, dv = gradients
     return Replay(whole_o, whole_lse, dq, dk, dv, tuple(parts))
@@ -170,13 +190,18 @@ def rows_seen(problem: Problem, layout_q: Layout, layout_k: Layout, a: int, b: i
     return slice(int(seen[0]), int(seen[-1]) + 1) if seen.size else None
 
 
-def frozen(block: Problem, recipe: MergeRecipe, format: str) -> Part:
+def tile_of(block: Problem, blocks: Recipe) -> Tile:
+    """Return the tile of all queries and keys of a block, rounded as ``blocks`` says."""
+    return dataclasses.replace(block.tile, recipe=blocks)
+
+
+def frozen(block: Problem, recipe: MergeRecipe, format: str, blocks: Recipe) -> Part:
     """Return the result of a block, rounded once: normalised, or (m, l, o) if the recipe's form carries it."""
-    state = block_forward(block.q, block.k, block.v, block.tile)
+    state = block_forward(block.q, block.k, block.v, tile_of(block, blocks))
     if recipe.form == "state":
         m, l = (store(x, "float32") for x in (state.m, state.l))
         return Part(store(state.o, format), m, sums=l)
-    state = normalised(state, RECIPES["float64"])
+    state = normalised(state, blocks)
     return Part(store(state.o, format), store(state.m / unit_of(recipe), "float32"))
 
 
@@ -195,6 +220,7 @@ def parts_of(
     recipe: MergeRecipe,
     format: str,
     seen: Seen,
+    blocks: Recipe,
 ) -> list[Part]:
     """Return the frozen partial results of a worker, in the recipe's order."""
     parts: list[Part] = []
@@ -202,7 +228,7 @@ def parts_of(
     # A worker that sees no key at all still has a result: the empty one of its own block.
     for owner in [owner for owner in owners if seen[worker, owner] is not None] or [worker]:
         block = problem.take(layouts[0].table[worker], layouts[1].table[owner])
-        part, covered = frozen(block, recipe, format), seen[worker, owner]
+        part, covered = frozen(block, recipe, format, blocks), seen[worker, owner]
         if parts and recipe.form != "all_parts" and covered != slice(0, part.lse.shape[2]):
             part = part.of_rows((slice(None), slice(None), covered))
         parts.append(part)
@@ -218,22 +244,22 @@ def gradients_of(
     recipe: MergeRecipe,
     format: str,
     seen: Seen,
+    blocks: Recipe,
 ) -> list[NDArray[Any] | None]:
     """Return dq, dk, dv in global order; None where the recipe has no sum."""
     workers = layouts[0].workers
-    own_dy, float64 = shard(dy, layouts[0]), RECIPES["float64"]
-    blocks = {}
+    own_dy, contributions = shard(dy, layouts[0]), {}
     for a in range(workers):
-        row_term = dy_o_sum(own_dy[a], load(o[a]), float64)
+        row_term = dy_o_sum(own_dy[a], load(o[a]), blocks)
         natural = load(lse[a]) * unit_of(recipe)
         for b in range(workers):
             if seen[a, b] is None and a != b:
                 continue
             block = problem.take(layouts[0].table[a], layouts[1].table[b])
             share = block_backward(
-                block.q, block.k, block.v, own_dy[a], natural, row_term, block.tile
+                block.q, block.k, block.v, own_dy[a], natural, row_term, tile_of(block, blocks)
             )
-            blocks[a, b] = [store(x, format) for x in (share.dq, share.dk, share.dv)]
+            contributions[a, b] = [store(x, format) for x in (share.dq, share.dk, share.dv)]
     found: list[NDArray[Any] | None] = []
     for number, (how, layout) in enumerate(
         [(recipe.dq, layouts[0]), (recipe.dkv, layouts[1]), (recipe.dkv, layouts[1])]
@@ -245,7 +271,7 @@ def gradients_of(
         for worker in range(workers):
             others = visits(how.order, worker, workers)
             pairs = [(worker, b) if number == 0 else (b, worker) for b in others]
-            shares = [blocks[pair][number] for pair in pairs if pair in blocks]
+            shares = [contributions[pair][number] for pair in pairs if pair in contributions]
             sums.append(add_gradients(shares, how, shares[0].shape))
         found.append(unshard(sums, layout))
     return found

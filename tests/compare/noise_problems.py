@@ -16,11 +16,13 @@ from ringspec.compare.noise.predict import predict
 from ringspec.compare.noise.problem import Attention, Geometry
 from ringspec.compare.statistics.types import allowance_for
 from ringspec.conformance.judge import noise_inputs
-from ringspec.formats import round_to
+from ringspec.formats import load, round_to
+from ringspec.merges import MERGES, Functions, with_merges
 from ringspec.problem.options import check
 from ringspec.recipes import RECIPES, Recipe, recipe
 from ringspec.rings.layouts import make_layout
-from ringspec.rings.ring import ring
+from ringspec.rings.replay_as import replayed
+from ringspec.rings.ring import layouts_for, ring
 from ringspec.spec.dense_backward import over_group
 from ringspec.truth.dense import results_of
 from ringspec.truth.problem import Upstream
@@ -63,7 +65,13 @@ def attention_of(case: Case, scale_error: float = 0.0) -> Attention:
 
 
 def run_whole(case: Case, scale_error: float = 0.0, other: Any = None, **blocks: Any):
-    """What the ring gives; ``other``: under another recipe than its own, ``blocks``: with other blocks."""
+    """What the ring gives; ``other``: under another recipe than its own, ``blocks``: with other blocks.
+
+    With a recipe that names a merge recipe, it is a ring with these merges and with blocks that round as the recipe says.
+    """
+    used = case.recipe if other is None else recipe(other)
+    if used.merge_recipe is not None:
+        return run_merged(case, used, options_of(case, scale_error))
     return ring(
         case.q,
         case.k,
@@ -79,10 +87,24 @@ def run_whole(case: Case, scale_error: float = 0.0, other: Any = None, **blocks:
     )
 
 
+def run_merged(
+    case: Case, used: Recipe, options: dict, functions: Functions | None = None
+) -> SimpleNamespace:
+    """The ring of a merge recipe: float64 results, with lse as a natural logarithm; None where the recipe has no sum."""
+    merges = MERGES[used.merge_recipe]
+    problem = check(case.q, case.k, case.v, dict(options))
+    layouts = layouts_for(problem, case.layout, case.workers, options)
+    got = replayed(problem, layouts, case.dy, merges, used.block_o, functions, used)
+    unit = math.log(2.0) if merges.base == "2" else 1.0
+    found = {name: getattr(got, name) for name in RESULTS}
+    found = {name: None if x is None else load(x) for name, x in found.items()}
+    return SimpleNamespace(**(found | {"lse": found["lse"] * unit}))
+
+
 def run(case: Case, scale_error: float = 0.0, other: Any = None, **blocks: Any) -> dict:
     """The results of :func:`run_whole` by name."""
     result = run_whole(case, scale_error, other, **blocks)
-    return {name: getattr(result, name) for name in RESULTS}
+    return {name: getattr(result, name) for name in RESULTS if getattr(result, name) is not None}
 
 
 def geometry_of(case: Case) -> Geometry:
@@ -281,6 +303,9 @@ def random_problem(seed: int, declared: str | None = None, **fixed: Any) -> Case
     }
     mask = rng.choice(("full", "causal", "causal", "window", "softcap", "sinks", "dropout"))
     drawn |= fixed
+    if drawn["recipe"] in MERGES:
+        # A replay adds no sinks, and its sums of gradients are those of a ring whose keys travel.
+        drawn["circulation"], mask = "kv", "causal" if mask == "sinks" else mask
     group = drawn["group"] if drawn["heads"] % drawn["group"] == 0 else 1
     shape = (1, drawn["heads"], drawn["length"], drawn["width"])
     small = (1, drawn["heads"] // group, drawn["length"], drawn["width"])
@@ -299,7 +324,7 @@ def random_problem(seed: int, declared: str | None = None, **fixed: Any) -> Case
         "sinks": {"sinks": rng.standard_normal((drawn["heads"], 1))},
         "dropout": {"dropout_p": 0.2, "dropout_seed": seed},
     }[fixed.get("mask", mask)]
-    used = recipe(drawn["recipe"])
+    used = recipe_called(drawn["recipe"])
     q, k, v, dy = (round_to(x, used.inputs) for x in (q, k, v, dy))
     return Case(
         q,
@@ -313,6 +338,11 @@ def random_problem(seed: int, declared: str | None = None, **fixed: Any) -> Case
         used,
         dict(options),
     )
+
+
+def recipe_called(name: str) -> Recipe:
+    """A recipe of rounding points, or bf16 with the merges of the merge recipe of this name."""
+    return with_merges(RECIPES["bf16"], name) if name in MERGES else recipe(name)
 
 
 def limits(used: str | Recipe, name: str) -> tuple[float, float]:

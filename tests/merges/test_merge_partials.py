@@ -99,6 +99,7 @@ CHANGES = [
     ("te_p2p", {"fma": True}, "float32"),
     ("te_p2p", {"form": "rescaling"}, "bfloat16"),
     ("te_p2p_2_20", {"fma": False}, "float32"),
+    ("te_p2p_2_20", {"earlier_rounded": False}, "bfloat16"),
     ("torch_cp", {"carried_o": "wider"}, "bfloat16"),
     ("torch_cp", {"form": "two_passes"}, "float32"),
 ]

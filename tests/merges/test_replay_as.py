@@ -10,6 +10,7 @@ import ringspec as rs
 from ringspec.errors import OptionError, ShapeError
 from ringspec.formats import load, round_to, store
 from ringspec.merges import MERGES, Functions, merge
+from ringspec.merges.enclosures import ROUNDED
 
 S, N = 32, 8  # tokens, and tokens of each of 4 workers
 RINGS = ("te_p2p", "te_p2p_2_20", "te_thd", "torch_cp", "ring_flash_attn", "diffusers")
@@ -32,6 +33,53 @@ def test_rows_that_see_one_block_keep_their_bits_and_others_change_with_workers(
     assert not changes["o"].changed[:, :, :N].any() and not changes["lse"].changed[:, :, :N].any()
     assert changes["o"].changed[:, :, N:].any()
     assert (changes["o"].changed == (changes["o"].steps != 0)).all()
+
+
+def merged_row(q, k, v, row, blocks, narrow):
+    """One row of a causal ring, from the formulas alone: o in bf16 at every step (``narrow``), or the sigmoid form."""
+    o = lse = None
+    parts = []
+    for keys in blocks:
+        keys = keys[keys <= row]
+        if not keys.size:
+            continue
+        s = (k[keys] @ q[row]) / np.sqrt(q.shape[1])
+        total = s.max() + np.log(np.exp(s - s.max()).sum())
+        part = round_to(np.exp(s - total) @ v[keys], "bfloat16").astype(np.float32)
+        parts.append((part, np.float32(total)))
+    if narrow:
+        lse = parts[0][1]
+        for _, new in parts[1:]:
+            high, low = max(lse, new), min(lse, new)
+            lse = high + ROUNDED.log1p(ROUNDED.exp(np.float32([low - high])))[0]
+        for number, (part, own) in enumerate(parts):
+            share = part * ROUNDED.exp(np.float32([own - lse]))
+            o = round_to(share if number == 0 else o + share, "bfloat16").astype(np.float32)
+        return o
+    o, lse = parts[0]
+    for part, own in parts[1:]:
+        o = o - ROUNDED.sigmoid(np.float32([own - lse])) * (o - part)
+        lse = lse - ROUNDED.logsigmoid(np.float32([lse - own]))[0]
+    return round_to(o, "bfloat16").astype(np.float32)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("name", ["te_p2p", "torch_cp"])
+def test_the_elements_that_change_with_workers_are_those_of_a_merge_row_by_row(name, workers):
+    """The set of changed elements, exactly: each row is merged here without the code of a ring."""
+    q, k, v, _ = (round_to(x, "bfloat16") for x in tensors(heads=1))
+    options = {"recipe": name, "causal": True, "functions": ROUNDED}
+    one, many = (rs.replay_as(q, k, v, workers=w, **options) for w in (1, workers))
+    size, expected = S // workers, np.zeros((S, 8), bool)
+    for row in range(S):
+        order = [(row // size - t) % workers for t in range(workers)]
+        found = [
+            merged_row(*(x[0, 0] for x in (q, k, v)), row, blocks, name == "te_p2p")
+            for blocks in ([np.arange(S)], [np.arange(b * size, (b + 1) * size) for b in order])
+        ]
+        expected[row] = found[0] != found[1]
+    changed = one.changes(many)["o"].changed[0, 0]
+    assert changed.any() and (changed == expected).all()
 
 
 @pytest.mark.parametrize("name", RINGS)

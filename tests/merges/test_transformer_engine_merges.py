@@ -5,20 +5,16 @@ The environment decides the release: before 2.20 the functions make two passes, 
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from merges.partials import Case, cases, same_bits
+from merges.real_mergers import transformer_engine, transformer_engine_merger
 from merges.torch_side import array, one_thread, tensor, torch_functions
 
-from ringspec.merges import merge
+from ringspec.formats import store
+from ringspec.merges import Functions, Part, merge
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-PARTS = ("pytorch", "attention", "dot_product_attention", "context_parallel.py")
 
 
 @pytest.fixture
@@ -28,20 +24,11 @@ def engine():
     They are taken from the file of the package, because importing the package needs its compiled part, and the stand-in for
     it models 2.20 alone. Nothing but their decorator ``jit_fuser`` is replaced.
     """
-    torch = pytest.importorskip("torch")
-    spec = importlib.util.find_spec("transformer_engine")
-    if spec is None or not spec.submodule_search_locations:
+    pytest.importorskip("torch")
+    found = transformer_engine()
+    if found is None:
         pytest.skip("needs the package transformer_engine")
-    file = Path(spec.submodule_search_locations[0], *PARTS)
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    wanted = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("flash_attn_fwd_")
-    ]
-    names = {"torch": torch, "jit_fuser": lambda function: function}
-    exec(compile(ast.Module(wanted, []), str(file), "exec"), names)  # noqa: S102 (the installed package's own functions)
-    return SimpleNamespace(**names)
+    return found
 
 
 def halves(x, axis: int):
@@ -102,3 +89,34 @@ def test_te_p2p_gives_the_bits_of_transformer_engine(engine):
             got_o, got_lse = merge(parts, recipe, torch_functions())
         assert same_bits(got_o, array(o)), case
         assert same_bits(np.swapaxes(got_lse, 1, 2), array(lse)), case
+
+
+def compiled(function):
+    """A function of arrays that torch.compile has compiled alone."""
+    import torch
+
+    made = torch.compile(function, dynamic=False)
+    return lambda x: made(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+
+
+def test_compiled_functions_give_the_bits_of_the_recipe_with_compiled_exp_and_log1p():
+    """torch.compile on a CPU, as TransformerEngine's jit_fuser does by default. It keeps the rescaled o of 2.20 in float32."""
+    torch = pytest.importorskip("torch")
+    engine = transformer_engine(fuser=lambda function: torch.compile(function, dynamic=False))
+    if engine is None:
+        pytest.skip("needs the package transformer_engine")
+    early = hasattr(engine, "flash_attn_fwd_out_correction_init")
+    recipe = "te_p2p" if early else "te_p2p_2_20_compiled"
+    functions = Functions(name="compiled", exp=compiled(torch.exp), log1p=compiled(torch.log1p))
+    random = np.random.default_rng(0)
+    for name in ("float32", "bfloat16"):
+        parts = [
+            Part(
+                store(random.normal(size=(2, 4, 64, 32)), name),
+                random.normal(size=(2, 4, 64)).astype(np.float32),
+            )
+            for _ in range(4)
+        ]
+        with one_thread():
+            real = transformer_engine_merger(parts, engine)
+            assert same_bits(merge(parts, recipe, functions)[0], real), name

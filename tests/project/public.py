@@ -66,6 +66,7 @@ WHOLE = (
     "ringspec.recipes",
     "ringspec.render",
     "ringspec.render.figures",
+    "ringspec.rings.invariants",
     "ringspec.standins",
     "ringspec.tensorfile",
     "ringspec.testing",

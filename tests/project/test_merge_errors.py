@@ -58,3 +58,19 @@ def test_the_shares_of_certain_elements_are_what_the_program_measures(program):
 def test_the_figure_names_each_shown_recipe(program):
     text = program.FIGURE.read_text(encoding="utf-8")
     assert all(f">{name}</text>" in text for name in program.SHOWN)
+
+
+def test_the_table_of_predictions_has_the_recipes_and_each_measured_error_is_near_its_prediction(
+    program,
+):
+    rows = stored_rows(program, "PREDICTED_START", "PREDICTED_END")
+    assert list(rows) == [*program.SHOWN, "ring_flash_attn", "tokamax"]
+    for name, row in rows.items():
+        assert ("(read only)" in row[0]) is (MERGES[name].compared_with is None), name
+        for cell in filter(None, row[1:]):
+            predicted, measured = map(float, cell.split("/"))
+            assert 0.9 <= measured / predicted <= 1.1, (name, cell)
+    again = program.predictions("te_p2p")
+    for stored, computed in zip(rows["te_p2p"][1:], again, strict=True):
+        pairs = zip(stored.split("/"), computed.split("/"), strict=True)
+        assert all(float(a) == pytest.approx(float(b), rel=0.05) for a, b in pairs), again

@@ -85,7 +85,12 @@ class Candidate:
     def meaning(self) -> tuple[object, ...]:
         """A key that is equal for candidates that differ only in the order of their sums."""
         terms = (
-            (factor, r.p_relative_to or "block", *(getattr(r, point) for point in NOUNS))
+            (
+                factor,
+                r.p_relative_to or "block",
+                r.merge_recipe,
+                *(getattr(r, point) for point in NOUNS),
+            )
             for factor, r in self.terms
         )
         return (self.truncated, *terms)

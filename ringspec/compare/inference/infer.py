@@ -41,10 +41,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.compare.inference.candidates import (
+    PARTIALS,
     Candidate,
     candidates_for,
-    predictions_of,
+    narrow_format,
 )
+from ringspec.compare.inference.merge_classes import merge_candidates
 from ringspec.compare.noise.problem import Attention, Geometry
 from ringspec.compare.statistics.types import Array, Predicted, allowance_for
 from ringspec.recipes import Recipe
@@ -145,29 +147,65 @@ def infer(
     ``errors``: got - truth, float64, for any of o, lse, dq, dk and dv, in the shape of the tensor; elements whose error
     is not finite are ignored. ``predict``: the function :func:`ringspec.compare.noise.predict.predict`; ``attention``
     and ``geometry`` are its arguments. ``candidates``: the candidates to compare, the declared recipe first; None: the
-    result of :func:`candidates_for`.
+    result of :func:`candidates_for`, and the classes of merge recipes, for several workers, if none of these fits or the best rounds
+    partial results in another way than declared.
     """
     used = recipe_of(declared)
-    candidates = candidates_for(used) if candidates is None else tuple(candidates)
-    names = [name for name in TENSORS if name in errors]
+    usual = candidates_for(used) if candidates is None else tuple(candidates)
     attention, errors = worst_head(attention, errors, predict(attention, used, geometry))
-    predicted = {
-        (recipe, truncated): predict(attention, recipe, geometry, truncated=truncated)
-        for recipe, truncated in predictions_of(candidates)
-    }
-    fits = []
-    for candidate in candidates:
-        parts = [(x, predicted[recipe, candidate.truncated]) for x, recipe in candidate.terms]
-        bands = used if len(parts) > 1 else candidate.terms[0][1]
+    known = Errors(errors, attention, geometry, used, predict)
+    found = known.fits(usual)
+    best, several = concluded(found).best, geometry.workers > 1 and narrow_format(used) is not None
+    if candidates is None and several and (not best.good or merges_otherwise(best, used)):
+        more = merge_candidates(used, any(name in errors for name in ("dq", "dk", "dv")))
+        found += known.fits(more)
+    return concluded(found)
+
+
+def merges_otherwise(fit: Fit, used: Recipe) -> bool:
+    """Tell whether a candidate rounds partial results in another way than the recipe ``used``."""
+    return any(
+        getattr(recipe, point) != getattr(used, point)
+        for _, recipe in fit.candidate.terms
+        for point in (*PARTIALS, "merge")
+    )
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The errors of one head, and the predictions with which candidates are compared with them."""
+
+    errors: Mapping[str, Array]
+    attention: Attention
+    geometry: Geometry
+    used: Recipe
+    predict: Predictor
+    predicted: dict[tuple[Recipe, tuple[str, ...]], Predicted] = field(default_factory=dict)
+
+    def prediction(self, recipe: Recipe, truncated: tuple[str, ...] = ()) -> Predicted:
+        """Return the prediction for a recipe, computed once."""
+        key = (recipe, truncated)
+        if key not in self.predicted:
+            self.predicted[key] = self.predict(
+                self.attention, recipe, self.geometry, truncated=truncated
+            )
+        return self.predicted[key]
+
+    def fits(self, candidates: Sequence[Candidate]) -> list[Fit]:
+        """Return the fit of each candidate."""
+        return [self.fit(candidate) for candidate in candidates]
+
+    def fit(self, candidate: Candidate) -> Fit:
+        parts = [(x, self.prediction(recipe, candidate.truncated)) for x, recipe in candidate.terms]
+        bands = self.used if len(parts) > 1 else candidate.terms[0][1]
         rms, scores, good = {}, {}, True
-        for name in names:
+        for name in (name for name in TENSORS if name in self.errors):
             variance = np.asarray(sum(factor * noise.sd[name] ** 2 for factor, noise in parts))
-            error = errors[name] - parts[0][1].mean.get(name, 0.0)
-            declared_sd = predicted[used, ()].sd[name]
+            error = self.errors[name] - parts[0][1].mean.get(name, 0.0)
+            declared_sd = self.prediction(self.used).sd[name]
             rms[name], scores[name] = score(error, variance, declared_sd)
             good = good and within(uncut_rms(error, variance, declared_sd), bands, name)
-        fits.append(Fit(candidate, -sum(scores.values()), good, rms, scores))
-    return concluded(fits)
+        return Fit(candidate, -sum(scores.values()), good, rms, scores)
 
 
 def worst_head(

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.compare.noise.forward import Sources
 from ringspec.compare.noise.problem import Array, Head
 from ringspec.compare.noise.rounding import (
     Error,
@@ -34,6 +33,7 @@ from ringspec.compare.noise.rounding import (
     truncation,
 )
 from ringspec.compare.noise.rows import ReadNoise
+from ringspec.compare.noise.worker import Sources
 from ringspec.formats import format_of, round_to
 from ringspec.recipes import Recipe
 

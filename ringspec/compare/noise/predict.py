@@ -10,6 +10,8 @@ derivations are in these modules:
 ``problem``        the input: true values and geometry
 ``rounding``       one rounding, an accumulated sum, a value that is rounded several times
 ``p_relative_to``  the number relative to which P is rounded
+``worker``         the errors of one worker's blocks in the forward pass
+``merging``        the errors of the merges of partial results
 ``forward``        the errors of the forward pass, block by block in the ring's order
 ``rows``           the resulting errors of o, lse and delta = <dy, o> - dlse
 ``backward``       P and dS of the backward pass
@@ -85,6 +87,7 @@ from ringspec.compare.noise.sums import (
     sum_of_sinks,
 )
 from ringspec.errors import OptionError, ShapeError, shown
+from ringspec.merges import merge_recipe
 from ringspec.recipes import Recipe, recipe
 
 __all__ = ["Noise", "predict"]
@@ -206,7 +209,8 @@ def predict(
 ) -> Noise:
     """Predict the rounding errors of a kernel that computes ``attention`` under the recipe ``declared``.
 
-    ``geometry``     how a ring divides the problem; None: one worker
+    ``geometry``     how a ring divides the problem; None: one worker. If the recipe names a merge recipe, the orders in which
+                     parts are merged and gradients are added are those of the merge recipe
     ``stored``       formats by tensor name, for results that the kernel stores in a narrower format than its recipe
                      says; each such format adds a rounding
     ``truncated``    points of :data:`TRUNCATIONS` at which the kernel rounds toward zero, not to nearest; any other
@@ -231,6 +235,8 @@ def predict(
             raise OptionError(f"points of {TRUNCATIONS}", shown(point), "leave it out")
     if geometry is None:
         geometry = Geometry.single(attention.q.shape[2], attention.k.shape[2])
+    if used.merge_recipe is not None:
+        geometry = geometry.merging_as(merge_recipe(used.merge_recipe))
     order = (
         UNDECLARED if same_scores is None else float(same_scores),
         1.0 if sequential else INNER,

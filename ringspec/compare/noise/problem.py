@@ -7,12 +7,15 @@ it. dk and dv are sums over these query heads. docs/spec/index.md explains the s
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.errors import OptionError, shown
+from ringspec.merges import MergeRecipe, visits
 
 __all__ = ["Attention", "Geometry"]
 
@@ -125,6 +128,18 @@ class Geometry:
         """Return the geometry of one worker with n_q queries and n_k keys: a kernel without a ring."""
         zeros = np.zeros((1, 1), dtype=np.int64)
         return cls(1, np.zeros(n_q, np.int64), np.zeros(n_k, np.int64), zeros, zeros, zeros)
+
+    def merging_as(self, used: MergeRecipe) -> Geometry:
+        """Return the geometry with the orders in which the merge recipe ``used`` merges parts and adds gradients."""
+        changes: dict[str, Any] = {"order": self._visited(used.order)}
+        if used.dq is not None:
+            changes["order_dq"] = self._visited(used.dq.order)
+        if used.dkv is not None:
+            changes |= {"order_dkv": self._visited(used.dkv.order), "reduced_dkv": False}
+        return dataclasses.replace(self, **changes)
+
+    def _visited(self, order: str) -> Integers:
+        return np.array([visits(order, r, self.workers) for r in range(self.workers)])
 
     def queries(self, worker: int) -> Integers:
         """Return the global indices of a worker's queries, in the order of its slots."""

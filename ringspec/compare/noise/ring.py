@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from ringspec.compare.noise.backward import PairNoise, derivatives
-from ringspec.compare.noise.forward import Sources
 from ringspec.compare.noise.problem import Array, Geometry, Head, Integers
 from ringspec.compare.noise.rounding import (
     Base,
@@ -39,7 +38,9 @@ from ringspec.compare.noise.rounding import (
     truncation,
 )
 from ringspec.compare.noise.rows import ReadNoise
-from ringspec.formats import unit_roundoff
+from ringspec.compare.noise.worker import Sources
+from ringspec.formats import narrower, unit_roundoff
+from ringspec.merges import merge_recipe
 from ringspec.recipes import Recipe
 
 
@@ -180,11 +181,22 @@ def dq_noise(
         if total is not None:
             sums.put((slice(None), queries), total)
     every = np.arange(head.q.shape[1]), np.arange(head.k.shape[0])
-    before = dataclasses.replace(sums.partial(), error=of_dz.in_dq(*every) + sums.local)
+    error = of_dz.in_dq(*every) + sums.local
+    # Errors of delta that cancel between blocks do not cancel if each block rounded them away.
+    error = Error(np.maximum(error.variance, sums.drift**2), error.bound)
+    before = dataclasses.replace(sums.partial(), error=error)
     y = derivatives(head)[1]
     mean, g = head.scale * (pairs.mean_dz @ head.k), head.scale * (y @ head.k)
     passed_on = Passed(-read.drift[..., None] * g, read.explained[..., None] * g * g)
-    return ended(before, recipe, mean, passed_on, truncated)
+    return ended(before, recipe.replace(gradients=dq_format(recipe)), mean, passed_on, truncated)
+
+
+def dq_format(recipe: Recipe) -> str:
+    """Return the format of the final dq, which a merge recipe may name for all formats of inputs."""
+    how = None if recipe.merge_recipe is None else merge_recipe(recipe.merge_recipe).dq
+    if how is None or how.result in ("own", "carried"):
+        return recipe.gradients
+    return narrower(recipe.gradients, how.result)
 
 
 def dq_share(

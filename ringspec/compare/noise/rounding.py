@@ -383,9 +383,12 @@ def partial(value: Array, error: Error, grid: Array | float = 0.0) -> Partial:
     return Partial(value, lies_on, error, no_error(value.shape))
 
 
-def larger_part(a: Merged, b: Merged) -> Base:
-    """Return x of a merge round(c x) + round(d y) with c >= d; the sum differs from x by an almost known amount."""
-    larger = (a.factor >= b.factor)[..., None]
+def larger_part(a: Merged, b: Merged, larger_a: NDArray[np.bool_] | None = None) -> Base:
+    """Return x of a merge round(c x) + round(d y) with c >= d; the sum differs from x by an almost known amount.
+
+    ``larger_a``: where a has the larger weight in the result; None: where its factor c is the larger one.
+    """
+    larger = (a.factor >= b.factor if larger_a is None else larger_a)[..., None]
 
     def chosen(of_a: Array, of_b: Array) -> Array:
         return np.where(larger, of_a, of_b)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.compare.noise.forward import Sources
 from ringspec.compare.noise.problem import Array, Head
 from ringspec.compare.noise.rounding import (
     Base,
@@ -31,6 +30,8 @@ from ringspec.compare.noise.rounding import (
     spacing,
     truncation,
 )
+from ringspec.compare.noise.worker import FUNCTION_ULPS, Sources
+from ringspec.formats import narrower
 from ringspec.recipes import Recipe
 
 
@@ -163,11 +164,17 @@ def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
     bottom = np.minimum(bottom + sources.lam.bound + sources.bottom, 0.5)
     lse = np.where(np.isneginf(head.lse), 0.0, head.lse)
     on_grid = recipe.merge_order == "normalised" and head.sinks is None
-    grid = spacing(lse, recipe.statistics) if on_grid else 0.0
+    carried = recipe.statistics
+    if recipe.merge_recipe is not None:
+        carried = narrower(carried, "float32")
+    of_sum = recipe.statistics if on_grid else carried  # a normalised block has its own logarithm
+    grid = spacing(lse, carried) if on_grid else 0.0
     before = Error(variance, -np.log1p(-bottom))
     # log(l) is rounded before m is added. A sum m + log(l) in higher precision has less noise.
     high = np.where(head.seen, head.s, -np.inf).max(axis=2, initial=-np.inf)
-    of_log = rounding(np.where(np.isneginf(high), 0.0, lse - high), recipe.statistics)
+    of_log = rounding(np.where(np.isneginf(high), 0.0, lse - high), of_sum)
+    if recipe.merge_recipe is not None:
+        of_log = Error(of_log.variance, of_log.bound * (2 * FUNCTION_ULPS + 1))
     before = before + of_log
     return partial(lse, before, grid).rounded(recipe.lse).error
 

@@ -8,7 +8,7 @@ symbols x, y, X, dz and sigma are those of :mod:`~ringspec.compare.noise.forward
 
 - o: the error of P_ij has the coefficient A_ij with A = C v^T. The error of the softmax sum l has the coefficient
   <C_i, o_i>, and the error of a rescaling factor has <C_i, u_i> (u of
-  :class:`~ringspec.compare.noise.forward.Shared`).
+  :class:`~ringspec.compare.noise.worker.Shared`).
 - dq: the error of dz_ij has the coefficient B_ij with B = scale C k^T. The errors of a row's lse and delta have the
   coefficients h_i = sum_j B dz and g_i = sum_j B y. They add g^2 var delta + h^2 var lse + 2 g h cov to the variance,
   where cov is their covariance. A rounding that concerns a single pair adds B^2 times its variance. The error sigma of
@@ -36,8 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.compare.noise.backward import derivatives
-from ringspec.compare.noise.forward import Shared
 from ringspec.compare.noise.problem import Array, Head, Integers
+from ringspec.compare.noise.worker import Shared
 
 Small = NDArray[np.float32]
 MOST_PAIRS = 1 << 24  # number of pairs whose terms are kept, 32 bytes each

@@ -4,6 +4,10 @@ A recipe says where a target rounds, and to which format. It is declared by its 
 tiles that differ from those of a named recipe (``base``, by default the recipe of the input format). A program in
 another language declares it as JSON:
 ``{"bfloat16": {"base": "bf16", "tile_dq": "bfloat16", "tile_k": 512}, "float32": "float32"}``.
+
+The name of a merge recipe (:data:`ringspec.merges.MERGES`), such as 'te_p2p', declares its merges and its sums of
+gradients, together with the recipe of the input format. With ``merge_recipe``, they are declared together with the rounding
+points of ``base``. Merge recipes are defined for :data:`MERGED`; for other input formats, such a name declares nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +18,13 @@ from typing import Any
 from ringspec.compare.bounds import RECIPE_OF_FORMAT
 from ringspec.errors import OptionError, nearest, shown
 from ringspec.formats import holds
+from ringspec.merges import MERGES, with_merges
 from ringspec.recipes import RECIPES, Recipe
 from ringspec.recipes import recipe as recipe_of
 
 __all__ = ["declared_recipe"]
 
+MERGED = ("bfloat16", "float16", "float32")
 Declared = str | Mapping[str, str | Mapping[str, Any]] | None
 
 
@@ -32,11 +38,16 @@ def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
     'bf16 with tile_k 512'
     >>> declared_recipe({"bfloat16": "bf16"}, "float32") is None
     True
+    >>> declared_recipe("te_p2p", "float16").carried_o
+    'float16'
     """
     one = declared.get(inputs) if isinstance(declared, Mapping) else declared
+    if isinstance(one, str) and one in MERGES:
+        one = {"merge_recipe": one}
     if one is None:
         return None
     if isinstance(one, str):
+        refuse_misspelt_merge(one)
         return recipe_of(one)
     if not isinstance(one, Mapping):
         raise OptionError(
@@ -46,9 +57,27 @@ def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
         )
     changes = dict(one)
     base = changes.pop("base", RECIPE_OF_FORMAT[inputs])
+    merges = changes.pop("merge_recipe", None)
+    if merges is not None and inputs not in MERGED:
+        return None
+    used = recipe_of(base) if merges is None else with_merges(recipe_of(base), merges)
     told = ", ".join(f"{name} {value}" for name, value in changes.items() if name != "note")
-    name = f"{base} with {told}" if told else str(base)
-    return recipe_of(base).replace(**({"name": name} | changes))
+    label = base if merges is None else f"{base} with merges of {merges}"
+    if told:
+        label = f"{label}, {told}" if merges is not None else f"{label} with {told}"
+    return used.replace(**({"name": str(label)} | changes))
+
+
+def refuse_misspelt_merge(name: str) -> None:
+    """Raise OptionError if ``name`` resembles the name of a merge recipe, and that of no recipe."""
+    close = nearest(name, MERGES)
+    if (
+        name not in RECIPES
+        and close.startswith("write")
+        and not nearest(name, RECIPES).startswith("write")
+    ):
+        expected = "the name of a recipe or of a merge recipe"
+        raise OptionError(expected, shown(name), close, code="unknown-name")
 
 
 def base_recipe(declared: Declared, inputs: str) -> Recipe:

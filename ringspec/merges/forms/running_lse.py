@@ -12,7 +12,7 @@ The lse of all parts is a running one; it starts as that of the first part::
 
     o = o_0    o = N(o exp(L - L'))    o = N(o + o_i exp(l_i - L'))
 
-N rounds to the carried format. Two empty parts give NaN, because -inf - (-inf) is NaN; once NaN, a row stays so. The weights
+N rounds to the carried format; a recipe may leave out the rounding of the earlier o (``earlier_rounded``). Two empty parts give NaN, because -inf - (-inf) is NaN; once NaN, a row stays so. The weights
 are exponentials of differences of *rounded* lse, so their sum is not 1 if lse is large.
 """
 
@@ -66,7 +66,9 @@ def rescaling(
         for part in others:
             old = part.at(lse)
             new = log_of_both(old, part.lse, functions)
-            rescaled = stored(part.at(o) * functions.exp(minus(old, new))[..., None], carried)
+            rescaled = part.at(o) * functions.exp(minus(old, new))[..., None]
+            if recipe.earlier_rounded:
+                rescaled = stored(rescaled, carried)
             weight = functions.exp(minus(part.lse, new))[..., None]
             o = part.put(o, added(rescaled, part, weight, recipe, carried))
             lse = part.put(lse, new)
