@@ -1,9 +1,8 @@
 """TransformerEngine's context parallelism for PyTorch, unmodified, on a CPU.
 
-Each target calls ``attn_forward_func_with_cp``, the function that TransformerEngine's FlashAttention backend calls, with
-the arguments of this backend for FlashAttention 2. The kernels are replaced by :mod:`ringspec.standins`, which computes
-in float64 and rounds once, so an error that is larger than roundings explain comes from context parallelism.
-TransformerEngine returns no lse.
+Each target calls ``attn_forward_func_with_cp``, the function that TransformerEngine's attention backends call, with the
+arguments of these backends. The kernels are replaced by :mod:`ringspec.standins`, which computes in float64 and rounds
+once, so an error that is larger than roundings explain comes from context parallelism. TransformerEngine returns no lse.
 
 =================================  ==============  =========================================================
 target                             cp_comm_type    what is sent
@@ -14,16 +13,19 @@ target                             cp_comm_type    what is sent
 ``transformer-engine-a2a-p2p``     ``a2a+p2p``     both: ``a2a`` in pairs of workers, ``p2p`` between the pairs
 =================================  ==============  =========================================================
 
-Their tensors are [B, S, H, D] in the layout zigzag, which TransformerEngine calls DualChunkSwap. Each has a target with
-``-thd`` for packed documents [T, H, D]: zigzag in each document, and with ``all_gather`` contiguous and causal, which
+These use FlashAttention 2. Each has a target with ``-fa3`` for FlashAttention 3 and one with ``-fused`` for
+FusedAttention. Their tensors are [B, S, H, D] in the layout zigzag, which TransformerEngine calls DualChunkSwap. Each
+``-fused`` target has one with ``-sbhd`` for tensors [S, B, H, D], and every target one with ``-thd`` for packed
+documents [T, H, D]: zigzag in each document, and with ``all_gather`` and FlashAttention 2 contiguous and causal, which
 TransformerEngine calls NO_LOAD_BALANCE.
 
 Bypassed, because they need a GPU: the checks and choices of ``DotProductAttention``, and ``torch.compile`` for small
-functions. The targets claim what these checks accept for FlashAttention 2 (``get_attention_backend`` of 2.20.2): causal or no
-mask, windows with ``all_gather`` and ``a2a``, soft cap, grouped heads, head dimensions up to 256 with the same head dimension for v.
-With ``a2a``, the number of workers must divide that of key heads. Not claimed: dropout; padding between documents, which
-is refused for FlashAttention 2; ``all_gather`` with zigzag documents, for which TransformerEngine's own tests need
-FlashAttention 3; one worker, with which TransformerEngine does not use context parallelism.
+functions. The targets claim what these checks accept (``get_attention_backend`` of 2.20.2): causal or no mask, windows
+with ``all_gather`` and ``a2a``, grouped heads, soft cap with FlashAttention 2, other head dimensions of v with
+FusedAttention, padded documents with FlashAttention 3 and FusedAttention. With ``a2a``, the number of workers must divide
+that of key heads. Not claimed: dropout, bias and FP8; padded documents with ``a2a+p2p`` and FlashAttention 3, which
+TransformerEngine's own tests omit as not yet supported; FlashAttention 4; one worker, with which TransformerEngine does
+not use context parallelism.
 
 Source: https://github.com/NVIDIA/TransformerEngine, transformer_engine 2.20.2 (PyPI),
 transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py.
