@@ -1,8 +1,8 @@
 """yunchang checked by hand: a program without ringspec, run by test_yunchang.py.
 
-    python by_hand_yunchang.py ring|ulysses|usp ORDER KERNEL DTYPE WORKERS full|causal
+    python by_hand_yunchang.py ring|ulysses|usp ORDER KERNEL DTYPE WORKERS full|causal|window
 
-ORDER: low or high, the groups of ``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType.
+window: causal, and at most 5 tokens back. ORDER: low or high, the groups of ``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType.
 Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense in
 float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. ``basic_extract_local`` of yunchang gives each rank its tokens. The results are compared with dense float64
 attention of the whole sequence. Prints JSON: for o, and dq, dk and dv if the kernel has a backward pass, the largest
@@ -19,6 +19,7 @@ from by_hand_ranks import on_ranks
 
 B, H, N, D = 1, 4, 8, 16
 SCALE = 0.25
+WINDOW = (5, 0)
 NAMES = ("o", "dq", "dk", "dv")
 
 
@@ -80,7 +81,8 @@ def rank_results(rank, workers, what, order, kernel, dtype, mask):
     q, k, v, dy = (extract(x, rank, workers) for x in inputs(getattr(torch, dtype), workers))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     function = attention(yunchang, what, order, kernel, rank, workers)
-    o = function(*leaves, softmax_scale=SCALE, causal=mask == "causal")
+    named = {"window_size": WINDOW} if mask == "window" else {}
+    o = function(*leaves, softmax_scale=SCALE, causal=mask != "full", **named)
     results = [o]
     if kernel == "fa":
         o.backward(dy)
@@ -94,7 +96,7 @@ def right(dtype, workers, mask):
 
     q, k, v, dy = (x.double() for x in inputs(dtype, workers))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    p = dense.scores(q, k, mask == "causal", SCALE).softmax(3)
+    p = dense.scores(q, k, mask != "full", SCALE, *(WINDOW if mask == "window" else ())).softmax(3)
     o = torch.einsum("bhij,bjhd->bihd", p, v)
     o.backward(dy)
     return [x.detach() for x in (o, *(x.grad for x in leaves))]

@@ -67,6 +67,17 @@ def test_by_hand_ulysses_with_torchs_flash_kernel_sees_the_keys_of_other_heads()
     assert list(found) == ["o"] and min(found["o"]["errors"]) > 0.1
 
 
+@pytest.mark.yunchang
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "workers"), [("ring", 3), ("usp", 4)])
+def test_by_hand_a_window_goes_to_each_block_without_its_distance(what, workers):
+    """Queries of later ranks see keys of earlier blocks beyond their window. Ulysses, without a ring, is right."""
+    found = by_hand(what, "low", "fa", "bfloat16", workers, "window")
+    assert all(max(one["errors"]) > 0.1 for one in found.values())
+    for name, one in by_hand("ulysses", "low", "fa", "bfloat16", 2, "window").items():
+        assert all(error <= BF16 for error in one["errors"]), name
+
+
 # What the cases find: the wrong tensors of each case that fails.
 WRONG = {
     "ring": {"probe/gradient-pattern/causal-contiguous-w2-fp16": {"dq"}},
@@ -126,9 +137,9 @@ def test_every_variant_has_a_test_and_an_entry_point():
 
 
 @pytest.mark.parametrize("variant", yunchang_usp.VARIANTS)
-def test_only_ulysses_claims_windows_and_usp_claims_an_even_number_of_heads(variant):
+def test_kernels_of_flash_attn_claim_windows_and_usp_claims_an_even_number_of_heads(variant):
     claims = yunchang_usp.claims(variant)
-    assert ("window" in claims.masks) == (variant == "ulysses")
+    assert ("window" in claims.masks) == ("torch" not in variant)
     assert claims.only_causal == variant.endswith(("zigzag", "stripe"))
     multiple = {"usp": 2, "ulysses": "workers"}.get(variant.partition("-")[0], 1)
     assert claims.kv_heads_multiple == multiple
