@@ -22,6 +22,7 @@ from ringspec.conformance.targets.transformer_engine_cp import VARIANTS, claims
 from ringspec.errors import MissingPackageError
 
 BY_HAND = Path(__file__).with_name("by_hand_transformer_engine.py")
+BY_HAND_WINDOWS = Path(__file__).with_name("by_hand_transformer_engine_windows.py")
 PROBE = "probe/gradient-pattern"
 PADDED = f"{PROBE}/documents-zigzag-per-document-w2-bf16"
 # One case with gradients that each target claims, by its mode: dense, packed, and packed with padding.
@@ -89,6 +90,38 @@ def test_by_hand_windows_without_a_causal_mask_are_wrong_with_all_gather(form, b
     """
     found = by_hand("all_gather", form, 3, "full", backend, *window)
     assert all(error >= 0.1 for error in found.values()), found
+
+
+# The forward pass of each rank, without stand-ins: backend, format, window, mask, and whether o is right.
+WINDOWS = (
+    ("fused", "bshd", (5, 3), "full", False),
+    ("fused", "sbhd", (5, 0), "full", False),
+    ("fused", "same", (5, 3), "full", False),
+    ("fused", "bshd", (5, 0), "causal", True),
+    ("fused", "thd", (5, 0), "causal", True),
+    ("fused", "bshd", (-1, -1), "full", True),
+    ("fa3", "thd", (5, 3), "full", False),
+    ("fa3", "thd", (5, 1), "full", True),
+    ("fa3", "same", (5, 3), "full", True),
+    ("fa3", "bshd", (5, 3), "full", True),
+)
+
+
+@pytest.mark.transformer_engine
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "form", "window", "mask", "right"), WINDOWS)
+def test_by_hand_without_stand_ins_windows_are_wrong_with_all_gather(
+    backend, form, window, mask, right
+):
+    words = [str(BY_HAND_WINDOWS), backend, form, *map(str, window), mask]
+    ran = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    errors = json.loads(ran.stdout)["o"]
+    assert len(errors) == 3
+    if right:
+        assert all(error <= 1e-15 for error in errors), errors
+    else:
+        assert max(errors) >= 0.1, errors
 
 
 @pytest.mark.transformer_engine
