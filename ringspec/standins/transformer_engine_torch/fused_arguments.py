@@ -94,7 +94,8 @@ def attention_of(
         raise RefusedError("as many sequences in q as in k", got, "pass lengths that agree")
     return Attention(
         form,
-        *spans,
+        spans[0],
+        spans[1],
         float(given["attn_scale"]),
         causal,
         (left, right),
