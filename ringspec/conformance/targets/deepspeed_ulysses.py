@@ -29,6 +29,7 @@ from ringspec.conformance.target.versions import require
 
 PACKAGE, FLOOR, KNOWN = "deepspeed", "0.19", "0.19.8"
 COMMAND = f"pip install torch '{PACKAGE}>={FLOOR}'"
+SHARED_MEMORY = "deepspeed_shm_comm"
 AXES = {"bshd": "BSHD", "sbhd": "SBHD"}
 NOTES = (
     "deepspeed.sequence.layer is unmodified; the attention of a worker is flash_attn_func",
@@ -75,9 +76,12 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, form: str)
 def layer(form: str, group: Any) -> Any:
     """Return DeepSpeed's layer; its communication uses torch's process group."""
     import deepspeed.comm
+    import deepspeed.ops
     from deepspeed.sequence.layer import DistributedAttention
     from flash_attn import flash_attn_func
 
+    # Otherwise a C++ compiler builds it, for minutes. Only reductions use it, and Ulysses has none.
+    deepspeed.ops.__compatible_ops__[SHARED_MEMORY] = False
     deepspeed.comm.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
 
     def local(q: Any, k: Any, v: Any, **named: Any) -> Any:
