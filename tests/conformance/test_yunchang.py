@@ -72,11 +72,10 @@ def test_by_hand_ulysses_with_torchs_flash_kernel_sees_the_keys_of_other_heads()
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "workers"), [("ring", 3), ("usp", 4)])
 def test_by_hand_a_window_goes_to_each_block_without_its_distance(what, workers):
-    """Queries of later ranks see keys of earlier blocks beyond their window. Ulysses, without a ring, is right."""
+    """Queries of later ranks see keys of earlier blocks beyond their window; those of rank 0 are right."""
     found = by_hand(what, "low", "fa", "bfloat16", workers, "window")
     assert all(max(one["errors"]) > 0.1 for one in found.values())
-    for name, one in by_hand("ulysses", "low", "fa", "bfloat16", 2, "window").items():
-        assert all(error <= BF16 for error in one["errors"]), name
+    assert found["o"]["errors"][0] <= BF16 and found["dq"]["errors"][0] <= BF16
 
 
 # What the cases find: the wrong tensors of each case that fails.
