@@ -69,7 +69,7 @@ def cut_of(report: Report) -> str:
 
 
 def explains(fact: Mapping[str, Any], record: Record) -> bool:
-    """Whether a confirmed failure explains that of a case: no other tensors, enough workers, such inputs."""
+    """Whether a confirmed failure explains that of a case: no other tensors, enough workers, such inputs and masks."""
     wrong, needs = wrong_tensors(record), record.needs
     return (
         record.outcome == "mismatch"
@@ -77,6 +77,8 @@ def explains(fact: Mapping[str, Any], record: Record) -> bool:
         and wrong <= {*fact["tensors"]}
         and most_workers(record) >= fact.get("workers_from", 1)
         and ("inputs" not in fact or needs.get("inputs") in fact["inputs"])
+        and {*fact.get("masks", ())} <= {*needs.get("masks", ())}
+        and not {*fact.get("without_masks", ())} & {*needs.get("masks", ())}
         and not record.id.startswith("noise/")
     )
 
@@ -213,7 +215,7 @@ def row_without_report(target: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "title": said["title"],
         "link": said.get("link"),
         "date": None,
-        "command": f"ringspec check {target}",
+        "command": said.get("command", f"ringspec check {target}"),
         "install": REQUIREMENTS.format(said["requirements"]) if said.get("requirements") else None,
         "cut": why,
         "report": None,

@@ -46,6 +46,7 @@ MODULES = {
     "zhuzilin": ("torch", "ring_flash_attn", "transformers"),
     "transformer_engine": ("torch", "transformer_engine", "einops", "onnxscript", "pydantic"),
     "yunchang": ("torch", "yunchang"),
+    "deepspeed": ("torch", "deepspeed"),
     "gpu": ("torch",),
     "notebook": ("nbformat", "nbclient", "ipykernel", "matplotlib"),
 }
@@ -64,6 +65,7 @@ REQUIREMENTS = {
     "zhuzilin": "ringspec/conformance/targets/requirements-zhuzilin.txt",
     "transformer_engine": "ringspec/conformance/targets/requirements-transformer-engine.txt",
     "yunchang": "ringspec/conformance/targets/requirements-yunchang.txt",
+    "deepspeed": "ringspec/conformance/targets/requirements-deepspeed.txt",
 }
 MARKS = (*MODULES, "external", "nki_kernels")
 

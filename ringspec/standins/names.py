@@ -29,10 +29,10 @@ NOTES = {
     "flash_attn": OF_A_KERNEL,
     "flash_attn_interface": OF_A_KERNEL,
     "aten_flash": OF_A_KERNEL,
-    "transformer_engine_torch": "the functions for packed tensors, in float64 on a CPU, rounded once; CUDA streams and"
+    "transformer_engine_torch": "FusedAttention and the functions for packed tensors, in float64 on a CPU, rounded once; CUDA streams and"
     " events do nothing, the device has compute capability 9.0, transfers of gloo may be awaited twice; "
     "transformer_engine is imported without its compiled part, and its modules, ops and triton kernels are"
-    " placeholders; FusedAttention, FP8 and races between CUDA streams were not tested",
+    " placeholders; cuDNN, FP8 and races between CUDA streams were not tested",
 }
 """What a stand-in computes, and what a run with it cannot show."""
 

@@ -1,11 +1,11 @@
 """yunchang checked by hand: a program without ringspec, run by test_yunchang.py.
 
-    python by_hand_yunchang.py ring|ulysses|usp ORDER KERNEL DTYPE WORKERS full|causal
+    python by_hand_yunchang.py ring|ulysses|usp ORDER KERNEL DTYPE WORKERS full|causal|window
 
-ORDER: low or high, the groups of ``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType.
+window: causal, and at most 5 tokens back. ORDER: low or high, the groups of ``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType.
 Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense in
 float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. ``basic_extract_local`` of yunchang gives each rank its tokens. The results are compared with dense float64
-attention of the whole sequence. Prints JSON: for o, and dq, dk and dv if the kernel has a backward pass, the largest
+attention of the whole sequence. Prints JSON: for o, dq, dk and dv if the kernel has a backward pass, and lse of the ring, the largest
 error of each rank, divided by the largest number, and how many numbers are not representable in bfloat16.
 """
 
@@ -19,7 +19,8 @@ from by_hand_ranks import on_ranks
 
 B, H, N, D = 1, 4, 8, 16
 SCALE = 0.25
-NAMES = ("o", "dq", "dk", "dv")
+WINDOW = (5, 0)
+NAMES = ("o", "dq", "dk", "dv", "lse")
 
 
 def imported():
@@ -64,7 +65,11 @@ def attention(yunchang, what, order, kernel, rank, workers):
         return yunchang.UlyssesAttention(attn_type=AttnType.from_string(kernel))
     if what == "ring":
         return lambda *x, **rest: yunchang.ring_flash_attn_func(
-            *x, group=dist.group.WORLD, attn_type=AttnType.from_string(kernel), **rest
+            *x,
+            group=dist.group.WORLD,
+            attn_type=AttnType.from_string(kernel),
+            return_attn_probs=True,
+            **rest,
         )
     yunchang.set_seq_parallel_pg(2, workers // 2, rank, workers, use_ulysses_low=order == "low")
     return yunchang.LongContextAttention(attn_type=AttnType.from_string(kernel))
@@ -80,11 +85,15 @@ def rank_results(rank, workers, what, order, kernel, dtype, mask):
     q, k, v, dy = (extract(x, rank, workers) for x in inputs(getattr(torch, dtype), workers))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     function = attention(yunchang, what, order, kernel, rank, workers)
-    o = function(*leaves, softmax_scale=SCALE, causal=mask == "causal")
+    named = {"window_size": WINDOW} if mask == "window" else {}
+    o = function(*leaves, softmax_scale=SCALE, causal=mask != "full", **named)
+    o, lse = o[:2] if what == "ring" else (o, None)
     results = [o]
     if kernel == "fa":
         o.backward(dy)
         results += [x.grad for x in leaves]
+    if lse is not None:
+        results.append(lse.transpose(1, 2))
     return [x.detach().double().tolist() for x in results]
 
 
@@ -94,10 +103,12 @@ def right(dtype, workers, mask):
 
     q, k, v, dy = (x.double() for x in inputs(dtype, workers))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    p = dense.scores(q, k, mask == "causal", SCALE).softmax(3)
+    window = WINDOW if mask == "window" else ()
+    scores = dense.scores(q, k, mask != "full", SCALE, *window)
+    p, lse = scores.softmax(3), scores.logsumexp(3).transpose(1, 2)
     o = torch.einsum("bhij,bjhd->bihd", p, v)
     o.backward(dy)
-    return [x.detach() for x in (o, *(x.grad for x in leaves))]
+    return [x.detach() for x in (o, *(x.grad for x in leaves), lse)]
 
 
 def main(what, order, kernel, dtype, workers, mask):

@@ -25,15 +25,18 @@ LAYOUTS = {
 }
 
 
-def scores(q, k, causal, scale):
-    """Scores in float64, -inf where a key is hidden; causal masks end at the last query and the last key."""
+def scores(q, k, causal, scale, left=-1, right=-1):
+    """Scores in float64, -inf where a key is hidden; masks and windows end at the last query and the last key."""
     import torch
 
     s = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * scale
-    if not causal:
-        return s
     queries, keys = s.shape[2:]
-    hidden = torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
+    distance = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+    hidden = (distance > 0) if causal else torch.zeros(queries, keys, dtype=torch.bool)
+    if left >= 0:
+        hidden |= distance < -left
+    if right >= 0:
+        hidden |= distance > right
     return s.masked_fill(hidden, -torch.inf)
 
 
@@ -61,7 +64,7 @@ def _flash_attn_forward(
 ):
     import torch
 
-    s = scores(q, wide(k, q), causal, softmax_scale)
+    s = scores(q, wide(k, q), causal, softmax_scale, window_size_left, window_size_right)
     lse = s.logsumexp(3)
     o = torch.einsum("bhij,bjhd->bihd", (s - lse[..., None]).exp(), wide(v, q))
     return o.to(q.dtype), lse.float(), None, None
@@ -89,7 +92,8 @@ def _flash_attn_backward(
 ):
     import torch
 
-    p = (scores(q, wide(k, q), causal, softmax_scale) - softmax_lse.double()[..., None]).exp()
+    s = scores(q, wide(k, q), causal, softmax_scale, window_size_left, window_size_right)
+    p = (s - softmax_lse.double()[..., None]).exp()
     dp = torch.einsum("bihd,bjhd->bhij", dout.double(), wide(v, q))
     delta = (dout.double() * out.double()).sum(3).transpose(1, 2)
     ds = p * (dp - delta[..., None]) * softmax_scale

@@ -18,7 +18,8 @@ from ringspec.errors import MissingPackageError
 
 BY_HAND = Path(__file__).with_name("by_hand_yunchang.py")
 BF16, FP16 = 2**-7, 2**-10
-PROPERTY = "property/workers/*"
+# Without windows, which are wrong in every ring; of Ulysses they are tested as well.
+PROPERTIES = ("property/workers/causal-*", "property/workers/full-*")
 GRADIENTS = "probe/gradient-pattern/causal-contiguous-w2-*16"
 
 
@@ -67,6 +68,16 @@ def test_by_hand_ulysses_with_torchs_flash_kernel_sees_the_keys_of_other_heads()
     assert list(found) == ["o"] and min(found["o"]["errors"]) > 0.1
 
 
+@pytest.mark.yunchang
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "workers"), [("ring", 3), ("usp", 4)])
+def test_by_hand_a_window_goes_to_each_block_without_its_distance(what, workers):
+    """Queries of later ranks see keys of earlier blocks beyond their window; those of rank 0 are right."""
+    found = by_hand(what, "low", "fa", "bfloat16", workers, "window")
+    assert all(max(one["errors"]) > 0.1 for one in found.values())
+    assert found["o"]["errors"][0] <= BF16 and found["dq"]["errors"][0] <= BF16
+
+
 # What the cases find: the wrong tensors of each case that fails.
 WRONG = {
     "ring": {"probe/gradient-pattern/causal-contiguous-w2-fp16": {"dq"}},
@@ -102,7 +113,9 @@ def test_the_suite_finds_what_was_confirmed_by_hand_and_nothing_else(variant):
     except MissingPackageError as error:
         pytest.skip(str(error))
     try:
-        summary = run(target, [*probes.cases(), *properties.cases()], only=(GRADIENTS, PROPERTY))
+        windows = ("property/workers/*window*",) if variant == "ulysses" else ()
+        only = (GRADIENTS, *PROPERTIES, *windows)
+        summary = run(target, [*probes.cases(), *properties.cases()], only=only)
     finally:
         target.close()
     wrong = {
@@ -126,9 +139,9 @@ def test_every_variant_has_a_test_and_an_entry_point():
 
 
 @pytest.mark.parametrize("variant", yunchang_usp.VARIANTS)
-def test_only_ulysses_claims_windows_and_usp_claims_an_even_number_of_heads(variant):
+def test_kernels_of_flash_attn_claim_windows_and_usp_claims_an_even_number_of_heads(variant):
     claims = yunchang_usp.claims(variant)
-    assert ("window" in claims.masks) == (variant == "ulysses")
+    assert ("window" in claims.masks) == ("torch" not in variant)
     assert claims.only_causal == variant.endswith(("zigzag", "stripe"))
     multiple = {"usp": 2, "ulysses": "workers"}.get(variant.partition("-")[0], 1)
     assert claims.kv_heads_multiple == multiple

@@ -198,8 +198,8 @@ def test_valid_rows_are_copied_and_no_others(tex):
 
 
 def test_a_function_only_imported_is_refused_when_called(tex):
-    with pytest.raises(RefusedError, match="no use of .*fused_attn_fwd") as caught:
-        tex.fused_attn_fwd(1, 2)
+    with pytest.raises(RefusedError, match="no use of .*convert_thd_to_bshd") as caught:
+        tex.convert_thd_to_bshd(1, 2)
     assert caught.value.code == "not-modelled"
     with pytest.raises(AttributeError, match="got 'thd_read_halves'"):
         tex.thd_read_halves  # noqa: B018

@@ -1,9 +1,8 @@
 """TransformerEngine's context parallelism for PyTorch, unmodified, on a CPU.
 
-Each target calls ``attn_forward_func_with_cp``, the function that TransformerEngine's FlashAttention backend calls, with
-the arguments of this backend for FlashAttention 2. The kernels are replaced by :mod:`ringspec.standins`, which computes
-in float64 and rounds once, so an error that is larger than roundings explain comes from context parallelism.
-TransformerEngine returns no lse.
+Each target calls ``attn_forward_func_with_cp``, the function that TransformerEngine's attention backends call, with the
+arguments of these backends. The kernels are replaced by :mod:`ringspec.standins`, which computes in float64 and rounds
+once, so an error that is larger than roundings explain comes from context parallelism. TransformerEngine returns no lse.
 
 =================================  ==============  =========================================================
 target                             cp_comm_type    what is sent
@@ -14,16 +13,19 @@ target                             cp_comm_type    what is sent
 ``transformer-engine-a2a-p2p``     ``a2a+p2p``     both: ``a2a`` in pairs of workers, ``p2p`` between the pairs
 =================================  ==============  =========================================================
 
-Their tensors are [B, S, H, D] in the layout zigzag, which TransformerEngine calls DualChunkSwap. Each has a target with
-``-thd`` for packed documents [T, H, D]: zigzag in each document, and with ``all_gather`` contiguous and causal, which
+These use FlashAttention 2. Each has a target with ``-fa3`` for FlashAttention 3 and one with ``-fused`` for
+FusedAttention. Their tensors are [B, S, H, D] in the layout zigzag, which TransformerEngine calls DualChunkSwap. Each
+``-fused`` target has one with ``-sbhd`` for tensors [S, B, H, D], and every target one with ``-thd`` for packed
+documents [T, H, D]: zigzag in each document, and with ``all_gather`` and FlashAttention 2 contiguous and causal, which
 TransformerEngine calls NO_LOAD_BALANCE.
 
 Bypassed, because they need a GPU: the checks and choices of ``DotProductAttention``, and ``torch.compile`` for small
-functions. The targets claim what these checks accept for FlashAttention 2 (``get_attention_backend`` of 2.20.2): causal or no
-mask, windows with ``all_gather`` and ``a2a``, soft cap, grouped heads, head dimensions up to 256 with the same head dimension for v.
-With ``a2a``, the number of workers must divide that of key heads. Not claimed: dropout; padding between documents, which
-is refused for FlashAttention 2; ``all_gather`` with zigzag documents, for which TransformerEngine's own tests need
-FlashAttention 3; one worker, with which TransformerEngine does not use context parallelism.
+functions. The targets claim what these checks accept (``get_attention_backend`` of 2.20.2): causal or no mask, windows
+with ``all_gather`` and ``a2a``, grouped heads, soft cap with FlashAttention 2, other head dimensions of v with
+FusedAttention, padded documents with FlashAttention 3 and FusedAttention. With ``a2a``, the number of workers must divide
+that of key heads. Not claimed: dropout, bias and FP8; padded documents with ``a2a+p2p`` and FlashAttention 3, which
+TransformerEngine's own tests omit as not yet supported; FlashAttention 4; one worker, with which TransformerEngine does
+not use context parallelism.
 
 Source: https://github.com/NVIDIA/TransformerEngine, transformer_engine 2.20.2 (PyPI),
 transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py.
@@ -32,89 +34,31 @@ transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.adapters.torch_worker import LocalCall
-from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Refused
 from ringspec.conformance.target.versions import check_keywords, require
+from ringspec.conformance.targets.transformer_engine_claims import PAIR, VARIANTS, Variant, claims
 
 PACKAGE, FLOOR, KNOWN = "transformer_engine", "2.20", "2.20.2"
 COMMAND = f"pip install torch einops onnxscript packaging pydantic && pip install --no-deps '{PACKAGE}>={FLOOR}'"
-STANDINS = ("flash_attn", "transformer_engine_torch")
-PAIR = 2  # workers that exchange heads, with a2a+p2p
+STANDINS = ("flash_attn", "flash_attn_interface", "transformer_engine_torch")
 
-
-@dataclass(frozen=True)
-class Variant:
-    """A target: TransformerEngine's ``cp_comm_type``, and the layout of the tokens."""
-
-    mode: str
-    layout: str = "zigzag"
-
-    @property
-    def packed(self) -> bool:
-        """Tell whether its tensors are packed documents."""
-        return self.layout != "zigzag"
-
-    @property
-    def kv_heads_multiple(self) -> int | str:
-        """Return the claim of this name."""
-        multiples: dict[str, int | str] = {"a2a": "workers", "a2a+p2p": PAIR}
-        return multiples.get(self.mode, 1)
-
-
-VARIANTS = {
-    "p2p": Variant("p2p"),
-    "all-gather": Variant("all_gather"),
-    "a2a": Variant("a2a"),
-    "a2a-p2p": Variant("a2a+p2p"),
-    "p2p-thd": Variant("p2p", "zigzag_per_document"),
-    "all-gather-thd": Variant("all_gather", "contiguous"),
-    "a2a-thd": Variant("a2a", "zigzag_per_document"),
-    "a2a-p2p-thd": Variant("a2a+p2p", "zigzag_per_document"),
-}
 
 KEYWORDS = tuple(
-    "cp_comm_type softmax_scale qkv_format attn_mask_type window_size softcap load_balancing_strategy".split()
+    (
+        "cp_comm_type softmax_scale qkv_format attn_mask_type use_fused_attention window_size softcap pad_between_seqs"
+        " use_flash_attn_3 load_balancing_strategy"
+    ).split()
 )
 NOTES = (
     "context_parallel.py of TransformerEngine is unmodified; its checks in DotProductAttention are passed by",
     f"known to run with {PACKAGE} {KNOWN}",
     "not claimed: one worker (TransformerEngine then does not use context parallelism), dropout",
 )
-
-
-def claims(name: str) -> Capabilities:
-    """Return what a target supports; ``name``: a key of VARIANTS.
-
-    No recipe is declared: TransformerEngine keeps o and the gradients in the input dtype after every step, and rounds a
-    product within a merge, for which no recipe has words.
-    """
-    one = VARIANTS[name]
-    windows = one.mode == "a2a" or (one.mode == "all_gather" and not one.packed)
-    masks = ("causal", *(["window"] if windows else []), *(["documents"] if one.packed else []))
-    return Capabilities(
-        layouts=(one.layout,),
-        # Whatever is sent, a worker's results are those of a ring.
-        circulations=("kv",) if one.mode == "p2p" else ("kv", "gather"),
-        directions=(1,),
-        workers=(4,) if one.mode == "a2a+p2p" else (2, 3, 4),
-        masks=masks,
-        only_causal=one.layout == "contiguous",
-        features=("scale", "softcap"),
-        formats=("bfloat16", "float16"),
-        head_dims=tuple(range(8, 257, 8)),
-        value_dim_equals_head_dim=True,
-        tokens_multiple=1 if one.layout == "contiguous" else 2,
-        kv_heads_multiple=one.kv_heads_multiple,
-        batch=(1,) if one.packed else None,
-        lse="hidden",
-        axes="BSHD",
-    )
 
 
 def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, variant: str) -> Any:
@@ -128,49 +72,71 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, variant: s
 
     check_keywords(attn_forward_func_with_cp, KEYWORDS, PACKAGE, KNOWN)
     one = VARIANTS[variant]
-    lengths, longest = sequences(call, q.shape[0], q.shape[1] * call.workers, one.packed)
-    mask = "causal" if call.causal else "no_mask"
+    tokens = q.shape[0 if one.form == "sbhd" else 1] * call.workers
     if one.packed:
-        mask = "padding_causal" if call.causal else "padding"
+        valid, padded, longest = documents(call, tokens, one)
+    else:
+        valid, padded, longest = dense_sequences(q.shape[one.form.index("b")], tokens), None, tokens
+    mask = (
+        ("padding_causal" if one.packed else "causal")
+        if call.causal
+        else ("padding" if one.packed else "no_mask")
+    )
     balance = "NO_LOAD_BALANCE" if one.layout == "contiguous" else "DUAL_CHUNK_SWAP"
     o = attn_forward_func_with_cp(
         True,  # is_training
         *((x[0] for x in (q, k, v)) if one.packed else (q, k, v)),
-        lengths,
-        lengths,
+        valid,
+        valid,
         longest,
         longest,
-        lengths if one.packed else None,  # of q and of k with padding between documents
-        lengths if one.packed else None,
+        padded,  # of q and of k
+        padded,
         0.0,  # dropout_p
         pairs_and_rows(group) if one.mode == "a2a+p2p" else group,
         dist.get_process_group_ranks(group),
         torch.cuda.Stream(),  # does nothing on a CPU
         one.mode,
         softmax_scale=call.scale,
-        qkv_format="thd" if one.packed else "bshd",
+        qkv_format=one.form,
         attn_mask_type=mask,
-        window_size=window_size(call, q.shape[1] * call.workers),
+        use_fused_attention=one.backend == "fused",
+        window_size=window_size(call, tokens),
         softcap=float(call.terms.get("softcap", 0.0)),
+        pad_between_seqs=padded is not valid and one.packed,
+        use_flash_attn_3=one.backend == "fa3",
         load_balancing_strategy=getattr(CPLoadBalancingStrategy, balance),
     )
-    return o.view(q.shape)
+    return o.view(*q.shape[:-1], v.shape[-1])
 
 
-def sequences(call: LocalCall, batch: int, tokens: int, packed: bool) -> tuple[Any, int]:
-    """Return the first token of each sequence and the end, int32, and the longest length.
+def dense_sequences(batch: int, tokens: int) -> Any:
+    """Return the first token of each sequence of a batch and the end, int32."""
+    import torch
 
-    A packed call without documents has one document.
+    return torch.arange(batch + 1, dtype=torch.int32) * tokens
+
+
+def documents(call: LocalCall, slots: int, one: Variant) -> tuple[Any, Any, int]:
+    """Return the starts of the documents, their starts with padding, and the most slots of a document.
+
+    Both starts are int32 and include the end; without padding they are the same tensor, as TransformerEngine expects.
+    ``slots``: those of all workers. A call without documents has one document. With zigzag, a document has a multiple
+    of 2 W slots.
     """
     import torch
 
-    starts = [tokens * number for number in range(batch + 1)]
-    if packed:
-        starts = list(call.terms.get("cu_seqlens", (0, tokens)))
-        if (starts[0], starts[-1]) != (0, tokens):
-            raise Refused(f"documents that do not cover all tokens: {starts}")
-    longest = max(stop - start for start, stop in pairwise(starts))
-    return torch.tensor(starts, dtype=torch.int32), longest
+    starts = call.terms.get("cu_seqlens", (0, slots))
+    unit = 1 if one.layout == "contiguous" else 2 * call.workers
+    lengths = [stop - start for start, stop in pairwise(starts)]
+    rooms = [-(-length // unit) * unit for length in lengths]
+    if starts[0] != 0 or sum(rooms) != slots:
+        raise Refused(f"documents that do not cover all tokens: {starts}")
+    if rooms != lengths and not one.padded:
+        raise Refused(f"documents that are not multiples of {unit}: {lengths}")
+    valid = torch.tensor(starts, dtype=torch.int32)
+    padded = torch.tensor([0, *accumulate(rooms)], dtype=torch.int32)
+    return valid, valid if rooms == lengths else padded, max(rooms)
 
 
 def window_size(call: LocalCall, tokens: int) -> tuple[int, int]:
@@ -224,33 +190,9 @@ def target(name: str, **settings: Any) -> TorchTarget:
     )
 
 
-def p2p(**settings: Any) -> TorchTarget:
-    return target("p2p", **settings)
-
-
-def all_gather(**settings: Any) -> TorchTarget:
-    return target("all-gather", **settings)
-
-
-def a2a(**settings: Any) -> TorchTarget:
-    return target("a2a", **settings)
-
-
-def a2a_p2p(**settings: Any) -> TorchTarget:
-    return target("a2a-p2p", **settings)
-
-
-def p2p_thd(**settings: Any) -> TorchTarget:
-    return target("p2p-thd", **settings)
-
-
-def all_gather_thd(**settings: Any) -> TorchTarget:
-    return target("all-gather-thd", **settings)
-
-
-def a2a_thd(**settings: Any) -> TorchTarget:
-    return target("a2a-thd", **settings)
-
-
-def a2a_p2p_thd(**settings: Any) -> TorchTarget:
-    return target("a2a-p2p-thd", **settings)
+def __getattr__(name: str) -> TorchTarget:
+    """Make a target when it is read from the module: ``p2p_fused_thd`` is ``p2p-fused-thd``."""
+    variant = name.replace("_", "-")
+    if variant in VARIANTS:
+        return target(variant)
+    raise AttributeError(f"module {__name__} has no attribute {name}; known are {sorted(VARIANTS)}")

@@ -27,13 +27,14 @@ Results of 0.6.4, which the program tests/conformance/by_hand_yunchang.py confir
   ``dq.to(torch.bfloat16)`` for every dtype. USP calls the same function.
 - ``yunchang-usp-high``: causal results are wrong. ``basic_extract_local`` gives rank r the chunk r, but in this order
   the ring's blocks are then chunks 0 and 2, and chunks 1 and 3, so its causal mask hides the wrong keys.
+- Rings and USP: results with a window are wrong. ``window_size`` is accepted, but goes to each block without the block's
+  distance, so a query sees keys of earlier blocks that are outside of its window, and misses others.
 - ``yunchang-usp-torch-math``: o is wrong. This kernel returns zeros instead of lse, so the ring merges blocks with
   wrong weights.
 - ``yunchang-ulysses-torch-flash``: o is wrong. After the exchange of heads, each rank has all tokens of its heads, but
   this kernel is ``ring_pytorch_attn_func`` without a group: a ring of all ranks, whose keys are of other heads.
 
-Not claimed: windows in rings and USP, because ``window_size`` goes to each block without the block's offset; dropout
-and ALiBi; one worker, because the rings send their gradients to themselves, which gloo refuses; soft caps with
+Not claimed: windows with kernels of torch, which ignore them; dropout and ALiBi; one worker, because the rings send their gradients to themselves, which gloo refuses; soft caps with
 kernels of torch, which ignore them. No targets: USP with ``TORCH_FLASH``, whose lse is rounded
 to the input dtype, and the values of AttnType that need kernels without a CPU version.
 
@@ -137,7 +138,7 @@ def claims(name: str) -> Capabilities:
         circulations=("gather",) if ulysses or one.usp else ("kv",),
         directions=(1,),
         workers=(USP_WORKERS,) if one.usp else (2, 3, 4),
-        masks=("causal", "window") if ulysses and flash else ("causal",),
+        masks=("causal", "window") if flash else ("causal",),
         only_causal=one.only_causal,
         features=("scale", "softcap") if flash else ("scale",),
         formats=("bfloat16", "float16"),
@@ -163,9 +164,9 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, variant: s
     chosen: dict[str, Any] = {"softmax_scale": call.scale, "causal": call.causal}
     if one.kernel == "fa":
         chosen["softcap"] = call.terms.get("softcap", 0.0)
-    if one.name == "UlyssesAttention":
         left, right = call.terms.get("window") or (None, None)
         chosen["window_size"] = tuple(-1 if side is None else side for side in (left, right))
+    if one.name == "UlyssesAttention":
         kernel = AttnType.from_string(one.kernel)
         return yunchang.UlyssesAttention(group, attn_type=kernel)(q, k, v, **chosen)
     if not one.usp:

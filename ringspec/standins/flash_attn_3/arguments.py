@@ -169,11 +169,14 @@ def rows_of(given: Given, q: Any, k: Any) -> Rows:
             rows = tuple((x.shape[1] * b, x.shape[1] * (b + 1)) for b in range(x.shape[0]))
         else:
             rows = sequences(ends, f"cu_seqlens_{name}", x.shape[0])
+        if used is not None:
+            rows = shortened(rows, used, f"seqused_{name}")
+        if ends is not None:
             longest = max(stop - start for start, stop in rows)
             if most is None or most < longest:
                 expected = f"max_seqlen_{name} of at least the longest sequence, {longest}"
                 raise RefusedError(expected, shown(most), f"pass max_seqlen_{name}={longest}")
-        found.append(rows if used is None else shortened(rows, used, f"seqused_{name}"))
+        found.append(rows)
     if len(found[0]) != len(found[1]):
         got = f"{len(found[0])} and {len(found[1])} sequences"
         raise RefusedError("as many sequences in q as in k", got, "pass lengths that agree")

@@ -3,8 +3,8 @@
 - CUDA streams and events do nothing: everything happens in the order of the program.
 - The device has compute capability 9.0, that of an H100.
 - A transfer of ``isend`` or ``irecv`` may be awaited again, as with NCCL. With gloo, a second ``wait`` hangs.
-- ``importlib.metadata`` gives the version of flash-attn if its stand-in is in use, and its CUDA extension, which programs
-  import to see if it is installed, can be imported.
+- ``importlib.metadata`` gives the versions of flash-attn and flash-attn-3 if their stand-ins are in use, and the CUDA
+  extension of flash-attn, which programs import to see if it is installed, can be imported.
 - TransformerEngine's options in the environment: ``NVTE_PROJECT_BUILDING``, which imports it without its libraries, and
   ``NVTE_TORCH_COMPILE=0`` unless it is set: its small functions are not compiled, which would need a C++ compiler.
 """
@@ -26,6 +26,7 @@ __all__ = ["answered"]
 
 CAPABILITY = (9, 0)
 FLASH_ATTN, EXTENSION = "flash_attn", "flash_attn_2_cuda"
+FLASH_ATTN_3 = "flash_attn_interface"
 BUILDING = {"NVTE_PROJECT_BUILDING": "1", "NVTE_RELEASE_BUILD": "0"}
 CHOICES = {"NVTE_TORCH_COMPILE": "0"}
 
@@ -41,6 +42,9 @@ def answered(chosen: Standin) -> Iterator[None]:
         if FLASH_ATTN in sys.modules:
             finders.append(OneDistribution("flash-attn", sys.modules[FLASH_ATTN].__version__))
             stack.enter_context(extension())
+        if FLASH_ATTN_3 in sys.modules:
+            version = sys.modules[FLASH_ATTN_3].ringspec_standin.version
+            finders.append(OneDistribution("flash-attn-3", version))
         stack.enter_context(environment(BUILDING | {**CHOICES, **os.environ}))
         stack.enter_context(replaced(torch.cuda, **cuda()))
         once = {name: awaited(getattr(distributed_c10d, name)) for name in ("isend", "irecv")}

@@ -77,15 +77,13 @@ TABLES: dict[str, dict[str, int]] = {
 
 ENUMERATIONS: dict[str, Any] = {name: enum.IntEnum(name, table) for name, table in TABLES.items()}
 
-# Read when TransformerEngine is imported, and called only outside context parallelism with FlashAttention 2.
+# Read when TransformerEngine is imported, and called only outside context parallelism.
 ONLY_IMPORTED = (
     "CommOverlap",
     "CommOverlapP2P",
     "CommOverlapType",
     "convert_bshd_to_thd",
     "convert_thd_to_bshd",
-    "fused_attn_bwd",
-    "fused_attn_fwd",
     "get_fused_attn_backend",
     "multi_tensor_adam",
     "multi_tensor_adam_capturable",
