@@ -100,9 +100,8 @@ class Forward:
     """The results of a forward pass: ``weights`` [a, b, h, i, j] as they appear in o, and ``lse`` [a, h, i].
 
     ``block_lse``, ``block_p``: the lse and the normalised p of each block. ``maximum`` [a, h, i]: the row maximum.
-    ``last``, ``first`` [a, h, i]: the lse of the last and of the first block in which a row sees a key. ``running`` [a,
-    b, h, i]: the lse after each block. ``through`` [a, h, i, x]: the columns of o that contain products of the weights
-    with G. ``bare`` [a, h, i]: lse without the sinks.
+    ``through`` [a, h, i, x]: the columns of o that contain products of the weights with G. ``bare`` [a, h, i]: lse
+    without the sinks. ``model`` and ``choices`` are those that computed it.
     """
 
     weights: Array
@@ -110,11 +109,20 @@ class Forward:
     block_lse: Array
     block_p: Array
     maximum: Array
-    last: Array
-    first: Array
-    running: Array
     through: Array
     bare: Array
+    model: Model
+    choices: Choices
+
+    @cached_property
+    def ends(self) -> tuple[Array, Array]:
+        """The lse [a, h, i] of the last and of the first block in which a row sees a key."""
+        return self.model.ends(self.block_lse)
+
+    @cached_property
+    def running(self) -> Array:
+        """The lse [a, b, h, i] after each block."""
+        return self.model.running(self.choices)
 
 
 class Gradients(NamedTuple):
@@ -355,33 +363,53 @@ class Model:
             p_of_v * here[..., None],
         )
 
-    def weights_of_blocks(self, c: Choices) -> tuple[Array, Array]:
-        """Return the weights [a, b, h, i] with which the merges add each block's result to o, and lse [a, h, i]."""
-        m, l, _, _ = self.blocks(c)
-        omega, run_m, run_l, _, _ = self.merged(m, l, c)
-        weight = np.zeros(self.shape[:4])
+    def weights_of_blocks(
+        self, c: Choices, other: Choices, there: Booleans
+    ) -> tuple[Array, Array, Array]:
+        """Return what is merged in each of several rings, whose choices are those of ``c``, or of ``other`` in some blocks.
+
+        ``there`` [x, a, b, 1, 1]: the blocks with the choices of ``other``, for each ring x. The result is the sum over
+        keys of each block's p [x, a, b, h, i], the weight [x, a, b, h, i] with which it is added to o, and lse [x, a, h, i].
+        """
+        here, changed = ((m, l, p.sum(axis=4)) for m, l, _, p in map(self.blocks, (c, other)))
+        m, l, p = (np.where(there, x, y) for x, y in zip(changed, here, strict=True))
+        kinds = np.where(there, self.merges(other), self.merges(c))
+        omega, run_m, run_l = self.merged(m, l, other, kinds)
+        weight = np.zeros(m.shape)
         for t in range(self.workers):
-            weight[self.rows, self.order[:, t]] = omega[t] / nonzero(run_l)
-        return weight, log_of(run_m, run_l)
+            weight[:, self.rows, self.order[:, t]] = omega[t] / nonzero(run_l)
+        return p, weight, log_of(run_m, run_l)
+
+    def merges(self, c: Choices) -> Integers:
+        """Return the numbers of the merges of all blocks in MERGES, [a, b, h, i]."""
+        return np.broadcast_to(c["merge"], (*self.shape[:4], 1))[..., 0]
+
+    def running(self, c: Choices) -> Array:
+        """Return the lse after each block [a, b, h, i]."""
+        m, l, _, _ = self.blocks(c)
+        found = np.full(m.shape, -np.inf)
+        self.merged_in_steps(m, l, c, self.merges(c), self.workers, found)
+        return found
 
     def forward(self, c: Choices) -> Forward:
         self.evaluations += MERGED
         m, l, p, p_of_v = self.blocks(c)
         block_lse = log_of(m, l)
-        omega, run_m, run_l, last_l, running = self.merged(m, l, c)
-        last, first = self.ends(block_lse)
+        omega, run_m, run_l = self.merged(m, l, c, self.merges(c))
         total = nonzero(run_l)
         early = None
         before = FINISHES.index("before the last merge")
         if c["finish"].any() or c["lse_out"].any():
-            early = self.merged(m, l, c, self.workers - 1)
+            early = self.merged_in_steps(m, l, c, self.merges(c), self.workers - 1)
         if c["finish"].any():
             assert early is not None
-            first_m, first_l = self.ends(m)[1], self.ends(np.where(l == 0, -np.inf, l))[1]
+            last_l, first_l = (
+                np.where(np.isneginf(x), 1.0, x) for x in self.ends(np.where(l == 0, -np.inf, l))
+            )
             totals = {
                 "right": total, "not divided": np.ones_like(total), "divided twice": total**2,
                 "divided by the last block's l": last_l, "before the last merge": nonzero(early[2]),
-                "divided by the first block's l": np.where(np.isneginf(first_m), 1.0, first_l),
+                "divided by the first block's l": first_l,
                 "multiplied by l": 1.0 / total, "divided by l before the last merge": nonzero(early[2]),
             }  # fmt: skip
             kind = of_workers(c["finish"])
@@ -396,9 +424,10 @@ class Model:
         parts = self.of_key_heads(c, weights)
         if c["lse_out"].any():
             assert early is not None
+            running = np.where(l == 0, -np.inf, self.running(c))
             of = {
-                "right": lse, "maximum": run_m, "base 2": lse / LN2, "last block": last, "negative": -lse, "l": run_l,
-                "first block": self.ends(np.where(l == 0, -np.inf, running))[1], "base 2 twice": lse / LN2 / LN2,
+                "right": lse, "maximum": run_m, "base 2": lse / LN2, "last block": self.ends(block_lse)[0],
+                "negative": -lse, "l": run_l, "first block": self.ends(running)[1], "base 2 twice": lse / LN2 / LN2,
                 "times ln 2": lse * LN2, "before the last merge": log_of(early[1], early[2]),
                 **maxima(run_m, np.log(nonzero(run_l)), *self.ends(m), self.geometry.scale), "maximum plus l": run_m + run_l,
             }  # fmt: skip
@@ -424,9 +453,7 @@ class Model:
             lse = placed(lse, c["o_to"], np.nan)
         weights = stored[0] if len(stored) == 1 else np.sum(stored, axis=0)
         lse = self.geometry.without_padding(lse)
-        return Forward(
-            weights, lse, block_lse, p, run_m, last, first, running, self.through(stored), bare
-        )
+        return Forward(weights, lse, block_lse, p, run_m, self.through(stored), bare, self, c)
 
     def with_sinks(
         self, c: Choices, weights: Array, bare: Array, maximum: Array, block_lse: Array
@@ -555,32 +582,47 @@ class Model:
             last = np.where(seen, here, last)
         return last, first
 
-    def merged(
-        self, m: Array, l: Array, c: Choices, steps: int = 0
-    ) -> tuple[Array, Array, Array, Array, Array]:
-        """Merge the blocks in the order of the steps, at most ``steps`` of them if it is not 0.
+    def merged(self, m: Array, l: Array, c: Choices, kinds: Integers) -> tuple[Array, Array, Array]:
+        """Merge all blocks of one ring, or of several: then every array has a first axis for the rings.
 
-        Return the weights [step, a, h, i] of the blocks' normalised results, the final m and l, the l of the last
-        block, and the lse after each block.
+        ``m``, ``l`` and ``kinds`` [.., a, b, h, i]: the row maxima and row sums of the blocks, and how they are merged,
+        as numbers in MERGES. Return the weights [step, .., a, h, i] of the blocks' normalised results, and the final m and l.
         """
-        run_m = np.full(m[:, 0].shape, 0.0 if c["started"] else -np.inf)
+        if kinds.any() or c["started"] or c["stays"] or c["resets"] or c["not_home"]:
+            return self.merged_in_steps(m, l, c, kinds, self.workers)
+        top = m.max(axis=-3)
+        weights = np.exp(m - finite_shift(top)[..., None, :, :]) * l
+        in_steps = weights[..., self.rows[:, None], self.order, :, :]
+        return np.moveaxis(in_steps, -3, 0), top, weights.sum(axis=-3)
+
+    def merged_in_steps(
+        self,
+        m: Array,
+        l: Array,
+        c: Choices,
+        kinds: Integers,
+        steps: int,
+        running: Array | None = None,
+    ) -> tuple[Array, Array, Array]:
+        """Merge the blocks of the first ``steps`` steps one after the other, as :meth:`merged` does.
+
+        ``running`` [a, b, h, i], if given, receives the lse after each block.
+        """
+        run_m = np.full(m[..., 0, :, :].shape, 0.0 if c["started"] else -np.inf)
         run_l = np.full(run_m.shape, float(c["started"]))
         omega = np.zeros((self.workers, *run_m.shape))
-        last_l, running = np.ones_like(run_l), np.full(m.shape, -np.inf)
-        wrong, stays, hidden_merge = bool(c["merge"].any()), c["stays"], c["hidden_merge"]
-        every = np.broadcast_to(c["merge"], (*self.shape[:4], 1))[..., 0]
+        wrong, stays, hidden_merge = bool(kinds.any()), c["stays"], c["hidden_merge"]
         back = -self.geometry.direction
-        for t in range(steps or self.workers):
+        for t in range(steps):
             b = self.order[:, t]
-            m_b, l_b = m[self.rows, b], l[self.rows, b]
+            m_b, l_b, kind_b = (x[..., self.rows, b, :, :] for x in (m, l, kinds))
             here, fresh = l_b != 0, run_l == 0
             new = merge("right", run_m, run_l, omega, m_b, l_b, t, self.geometry)
             if wrong:
-                kinds = every[self.rows, b]
                 joins = here | hidden_merge
-                for kind in np.unique(kinds[kinds != 0]):
+                for kind in np.unique(kind_b[kind_b != 0]):
                     other = merge(MERGES[kind], run_m, run_l, omega, m_b, l_b, t, self.geometry)
-                    changed = (kinds == kind) & joins
+                    changed = (kind_b == kind) & joins
                     if MERGES[kind] not in AT_FIRST:
                         changed = changed & (t > 0) & (~fresh | hidden_merge)
                     new = where_changed(changed, other, new)
@@ -598,20 +640,20 @@ class Model:
                     omega / nonzero(run_l),
                     (run_l != 0).astype(float),
                 )
-                run_m = np.roll(run_m, back, axis=0)
+                run_m = np.roll(run_m, back, axis=-3)
             if "l" in stays:
-                run_l = np.roll(run_l, back, axis=0)
+                run_l = np.roll(run_l, back, axis=-3)
             if "m" in stays:
-                run_m = np.roll(run_m, back, axis=0)
+                run_m = np.roll(run_m, back, axis=-3)
             if "o" in stays:
-                omega = np.roll(omega, back, axis=1)
-            last_l = np.where(here, l_b, last_l)
-            running[self.rows, b] = log_of(run_m, run_l)
+                omega = np.roll(omega, back, axis=-3)
+            if running is not None:
+                running[self.rows, b] = log_of(run_m, run_l)
         if "l" in c["not_home"]:
-            run_l = np.roll(run_l, back, axis=0)
+            run_l = np.roll(run_l, back, axis=-3)
         if "m" in c["not_home"]:
-            run_m = np.roll(run_m, back, axis=0)
-        return omega, run_m, run_l, last_l, running
+            run_m = np.roll(run_m, back, axis=-3)
+        return omega, run_m, run_l
 
     def in_tiles(self, s: Array, tiles: Tiles) -> State:
         """Return m, l [a, b, h, i] and p [a, b, h, i, j] of blocks if tiles of keys are merged wrongly within a block."""
@@ -799,9 +841,7 @@ class Model:
             return saved
         m = s.max(axis=4)
         local = log_of(m, np.exp(s - finite_shift(m)[..., None]).sum(axis=4))[..., None]
-        top, last, first = (
-            x.reshape(-1)[at] for x in (forward.maximum, forward.last, forward.first)
-        )
+        top, last, first = (x.reshape(-1)[at] for x in (forward.maximum, *forward.ends))
         of = {
             "right": saved, "block": local, "base 2": saved / LN2, "times ln 2": saved * LN2, "maximum": top,
             "zero": np.zeros_like(saved), "delta": delta, "log l": saved - top, "last block": last, "first block": first,

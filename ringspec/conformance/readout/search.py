@@ -359,7 +359,7 @@ class Reader:
         # Until the weights of each row are correct up to a factor, a wrong merge explains only a few rows.
         rare = "hidden_merge" in kind.slots and not self.of_empty(kind)
         few = at[:2] if (wrong & ~shaped).any() else at[:FEW] if rare else at
-        return [x for x in few if self.merges_well(kind, x, seen, choices, match)]
+        return self.merging_well(kind, few, seen, choices, match)
 
     def differing(self, kind: Kind) -> Booleans:
         """Return the pairs at which the mask of a kind differs from the correct mask."""
@@ -423,21 +423,23 @@ class Reader:
             fault = Fault(phase, kind, place)
             yield fault, predict(fault.applied(choices))
 
-    def merges_well(
-        self, kind: Kind, place: Place, seen: Seen, choices: Choices, match: Match
-    ) -> bool:
-        """Return whether a wrong merge at ``place`` corrects at least one row: its weights summed over each block, or its lse."""
-        c = Fault("forward", kind, place).applied(choices)
-        weight, lse = self.model.weights_of_blocks(c)
-        p = self.model.blocks(c)[3].sum(axis=4)
+    def merging_well(
+        self, kind: Kind, places: Sequence[Place], seen: Seen, choices: Choices, match: Match
+    ) -> list[Place]:
+        """Return the ``places`` at which a kind corrects at least one row: its weights summed over each block, or its lse."""
+        if not places:
+            return []
+        everywhere = self.tried("forward")[1].blocks[0]
+        c = Fault("forward", kind, everywhere).applied(choices)
+        there = np.array([x.table[..., 0] for x in places])
+        p, weight, lse = self.model.weights_of_blocks(choices, c, there)
         total = seen.weights.sum(axis=4)
-        right = near(total, weight * p, np.abs(total), 4 * self.tolerance).all(axis=1)
-        if (right & ~match.equal["A"].all(axis=(1, 4))).any():
-            return True
-        if seen.lse is None:
-            return False
-        same = near(seen.lse, lse, np.maximum(1.0, finite_size(lse)), self.tolerance)
-        return bool((right & same & ~match.equal["lse"]).any())
+        right = near(total, weight * p, np.abs(total), 4 * self.tolerance).all(axis=2)
+        found = right & ~match.equal["A"].all(axis=(1, 4))
+        if seen.lse is not None:
+            same = near(seen.lse, lse, np.maximum(1.0, finite_size(lse)), self.tolerance)
+            found |= right & same & ~match.equal["lse"]
+        return [x for x, well in zip(places, found.any(axis=(1, 2, 3)), strict=True) if well]
 
     def wrong_rows(self, match: Match) -> Booleans:
         """Return the rows, [a, h, i], in which anything disagrees."""
