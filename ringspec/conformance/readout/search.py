@@ -71,6 +71,10 @@ MOST_WHOLE, MOST_PARTIAL = (
 )  # how many places of a kind are tried: those that explain everything, and those that do not
 # Choices that change weights outside of their own block, or in other columns.
 OF_ROW_SUMS = {"merge", "count", "centred", "o_times", "drop_l", "drop_times", *components("v")}
+# Choices that change only lse, and those that change only o.
+OF_LSE, OF_O = {"lse_out", "lse_row", "sink_lse"}, {"finish", "o_times", "o_row", "sink_o"}
+# Choices of what happens to the merged o and lse before they are returned.
+AFTER_MERGES = (*STORED, "finish", "sink_o", *components("v"), "tiles")
 # Choices of tokens by which a share can land in a wrong row or column, and the matrix in which that shows.
 LANDING = {
     "dbias_to": "dS of bias", "dbias_k": "dS of bias", "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
@@ -184,6 +188,30 @@ def ratio_steady(seen: Array, ours: Array, tolerance: float) -> Booleans:
         high = np.where(nothing, -np.inf, ratio).max(axis=-1)
         steady = (high <= low * (1 + 2 * tolerance)) & (low > 0) | (high == -np.inf)
     return zeros.all(axis=-1) & steady
+
+
+def containing(pairs: Booleans) -> Callable[[Place], bool]:
+    """Return a function that tells whether a place contains all ``pairs`` [a, b, h, i, j]."""
+    return lambda place: not (pairs & ~place.table).any()
+
+
+def touching(halves: Booleans) -> Callable[[Place], bool]:
+    """Return a function that tells whether a place contains some pair of each of these ``halves`` of rows, [a, b, h, i, 2]."""
+
+    def touches(place: Place) -> bool:
+        shape = (*halves.shape[:4], place.table.shape[4])
+        n = halves.shape[4]
+        inside = np.broadcast_to(place.table, shape)
+        there = in_halves(inside) if n == 2 and shape[4] > 1 else inside.any(axis=4, keepdims=True)
+        return not (halves & ~there).any()
+
+    return touches
+
+
+def in_halves(pairs: Booleans) -> Booleans:
+    """Return in which halves of rows, [a, b, h, i, 2], there are some of the ``pairs``; whole rows if they have no halves."""
+    n = pairs.shape[4]
+    return np.asarray(pairs.reshape(*pairs.shape[:4], 2 - n % 2, -1).any(axis=5))
 
 
 def of_pairs(halves: Booleans, slots: int) -> Booleans:
@@ -312,11 +340,13 @@ class Reader:
                 one = Fault("forward", kind, places.blocks[0])
                 yield one, predict(one.applied(choices))
             elif kind.of_workers:
-                yield from self.in_rows(kind, self.workers, predict, choices, match)
+                if self.may_help(kind, match, last):
+                    yield from self.in_rows(kind, predict, choices, match, last)
             elif dict(kind.changes).get("count") == 0.0:
                 gone = (np.abs(seen.weights) <= ZERO) & (np.abs(match.ours["A"]) > ZERO)
                 there = np.abs(seen.weights) > ZERO
-                yield from self.at_best(kind, places, gone, there, predict, choices)
+                able = containing(gone & ~match.equal["A"]) if last else None
+                yield from self.at_best(kind, places, gone, there, predict, choices, able=able)
             elif changes & {"v.worker", "v.slot"}:
                 good, bad = self.movable(kind, match, ("A",), "forward", seen.weights)
                 if good.any():
@@ -325,8 +355,8 @@ class Reader:
                     )
             elif changes & OF_ROW_SUMS or self.of_padding(kind):
                 if not (last and (wrong & ~shaped).any()):
-                    at = self.for_rows(kind, seen, choices, match, l, shaped)
-                    yield from self.by_blocks(kind, at, predict, choices, match)
+                    at = self.for_rows(kind, seen, choices, match, l, shaped, last)
+                    yield from self.by_blocks(kind, at, predict, choices, match, last)
             elif misshapen:
                 once = Fault("forward", kind, places.blocks[0]).applied(choices)
                 after = alike(seen.weights, self.model.blocks(once)[3], self.tolerance)
@@ -334,12 +364,22 @@ class Reader:
                 slots = self.geometry.slots
                 better, worse = of_pairs(after & ~before, slots), of_pairs(before & ~after, slots)
                 if better.any() and not (last and not (after | before).all()):
-                    yield from self.at_best(kind, places, better, worse, predict, choices)
+                    able = touching(in_halves(~match.equal["A"]) & ~before) if last else None
+                    yield from self.at_best(
+                        kind, places, better, worse, predict, choices, able=able
+                    )
 
     def for_rows(
-        self, kind: Kind, seen: Seen, choices: Choices, match: Match, l: Array, shaped: Booleans
+        self,
+        kind: Kind,
+        seen: Seen,
+        choices: Choices,
+        match: Match,
+        l: Array,
+        shaped: Booleans,
+        last: bool,
     ) -> list[Place]:
-        """Return the sets of blocks in which a kind that changes row sums may explain some rows.
+        """Return the sets of blocks in which a kind that changes row sums may explain some rows; if ``last``, all rows.
 
         ``l`` [a, b, h, i]: row sums of the blocks. ``shaped`` [a, h, i]: rows whose weights are correct in every block
         up to one factor for the block.
@@ -359,7 +399,7 @@ class Reader:
         # Until the weights of each row are correct up to a factor, a wrong merge explains only a few rows.
         rare = "hidden_merge" in kind.slots and not self.of_empty(kind)
         few = at[:2] if (wrong & ~shaped).any() else at[:FEW] if rare else at
-        return self.merging_well(kind, few, seen, choices, match)
+        return self.merging_well(kind, few, seen, choices, match, last)
 
     def differing(self, kind: Kind) -> Booleans:
         """Return the pairs at which the mask of a kind differs from the correct mask."""
@@ -423,10 +463,34 @@ class Reader:
             fault = Fault(phase, kind, place)
             yield fault, predict(fault.applied(choices))
 
+    def shows_merges(self, choices: Choices) -> bool:
+        """Return whether o and lse are what the merges of blocks give, with nothing changed afterwards."""
+        right = self.model.right
+        return not self.geometry.sinks and all(choices[x] is right[x] for x in AFTER_MERGES)
+
+    def may_help(self, kind: Kind, match: Match, last: bool) -> bool:
+        """Return whether a kind changes o or lse where something is wrong; if ``last``, everything that is wrong."""
+        wrong = {name for name, x in match.equal.items() if not x.all()}
+        names = names_of(kind)
+        if names <= OF_LSE:
+            return wrong == {"lse"} if last else "lse" in wrong
+        if names <= OF_O:
+            return "lse" not in wrong if last else wrong != {"lse"}
+        return True
+
     def merging_well(
-        self, kind: Kind, places: Sequence[Place], seen: Seen, choices: Choices, match: Match
+        self,
+        kind: Kind,
+        places: Sequence[Place],
+        seen: Seen,
+        choices: Choices,
+        match: Match,
+        last: bool,
     ) -> list[Place]:
-        """Return the ``places`` at which a kind corrects at least one row: its weights summed over each block, or its lse."""
+        """Return the ``places`` at which a kind corrects the sums of a row: its weights summed over each block, or its lse.
+
+        ``last``: return only those at which it corrects the sums of all rows that are wrong.
+        """
         if not places:
             return []
         everywhere = self.tried("forward")[1].blocks[0]
@@ -438,8 +502,12 @@ class Reader:
         found = right & ~match.equal["A"].all(axis=(1, 4))
         if seen.lse is not None:
             same = near(seen.lse, lse, np.maximum(1.0, finite_size(lse)), self.tolerance)
-            found |= right & same & ~match.equal["lse"]
-        return [x for x, well in zip(places, found.any(axis=(1, 2, 3)), strict=True) if well]
+            right &= same
+            found |= right & ~match.equal["lse"]
+        well = found.any(axis=(1, 2, 3))
+        if last and self.shows_merges(choices):
+            well &= (right | ~self.wrong_rows(match)).all(axis=(1, 2, 3))
+        return [x for x, one in zip(places, well, strict=True) if one]
 
     def wrong_rows(self, match: Match) -> Booleans:
         """Return the rows, [a, h, i], in which anything disagrees."""
@@ -476,10 +544,12 @@ class Reader:
         choices: Choices,
         phase: str = "forward",
         loosely: bool = False,
+        able: Callable[[Place], bool] | None = None,
     ) -> Candidates:
         """Try a kind in the places that contain most of ``good`` and nothing of ``bad``.
 
-        ``loosely``: a place may contain a little of ``bad``.
+        ``loosely``: a place may contain a little of ``bad``. ``able``: whether a place may explain everything, if only
+        such places are of use.
         """
         fitting = places.fitting(good, bad, MOST_WHOLE, loosely, "result_of" in names_of(kind))
         gained, lost = (np.asarray(x, float).sum(axis=(2, 3, 4)) for x in (good, bad))
@@ -490,35 +560,52 @@ class Reader:
             fitting = sorted([*fitting, (total, more)], key=lambda one: (-one[0], one[1].cost))
         left = MOST_PARTIAL
         for number, (gain, place) in enumerate(fitting):
-            fault = Fault(phase, kind, place)
-            got = predict(fault.applied(choices))
-            yield fault, got
-            if not got.whole:
+            whole = False
+            if able is None or able(place):
+                fault = Fault(phase, kind, place)
+                got = predict(fault.applied(choices))
+                whole = got.whole
+                yield fault, got
+            if not whole:
                 left -= 1
-            if not left or (
-                number + 1 < len(fitting) and got.whole and fitting[number + 1][0] < gain
-            ):
+            if not left or (number + 1 < len(fitting) and whole and fitting[number + 1][0] < gain):
                 break
 
     def in_rows(
-        self, kind: Kind, places: Places, predict: Predict, choices: Choices, match: Match
+        self, kind: Kind, predict: Predict, choices: Choices, match: Match, last: bool
     ) -> Candidates:
-        """Try a kind that workers choose for all their blocks, in the rows that it corrects."""
-        everywhere = Fault("forward", kind, places.blocks[0])
+        """Try a kind that workers choose for all their blocks, in the rows that it corrects; if ``last``, in all wrong rows."""
+        everywhere = Fault("forward", kind, self.workers.blocks[0])
         got = predict(everywhere.applied(choices))
+        wrong = self.wrong_rows(match)
+        if last and (wrong & self.wrong_rows(got)).any():
+            return
         good, bad = self.rows(match, got)
         if good.any() and not bad.any():
             yield everywhere, got
         if good.any():
-            yield from self.at_best(kind, places, good, bad, predict, choices)
+            able = containing(wrong[:, None, :, :, None]) if last else None
+            yield from self.at_best(kind, self.workers, good, bad, predict, choices, able=able)
 
     def by_blocks(
-        self, kind: Kind, places: Sequence[Place], predict: Predict, choices: Choices, match: Match
+        self,
+        kind: Kind,
+        places: Sequence[Place],
+        predict: Predict,
+        choices: Choices,
+        match: Match,
+        last: bool,
     ) -> Candidates:
-        """Try a kind that changes whole rows: in each of ``places``, and in only the rows and heads there that it corrects."""
+        """Try a kind that changes whole rows: in each of ``places``, and in only the rows and heads there that it corrects.
+
+        ``last``: only if it corrects all rows that are wrong.
+        """
+        wrong = self.wrong_rows(match)
         for place in places:
             fault = Fault("forward", kind, place)
             got = predict(fault.applied(choices))
+            if last and (wrong & self.wrong_rows(got)).any():
+                continue
             good, bad = self.rows(match, got)
             if not good.any():
                 continue
