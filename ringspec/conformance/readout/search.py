@@ -13,6 +13,9 @@ compared in the same way. Those of the backward pass are 'P', the weights, and d
 from __future__ import annotations
 
 import dataclasses
+import functools
+import heapq
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import OF_ALL, Choices, Tiles, components
+from ringspec.conformance.readout.choices import KERNELS, OF_ALL, Choices, Tiles, components
 from ringspec.conformance.readout.geometry import dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
@@ -238,6 +241,7 @@ def in_tiles(inside: Booleans, outside: Booleans, either: Booleans) -> Booleans:
 
 Candidates = Iterator[tuple[Fault, Match]]
 Predict = Callable[[Choices], Match]
+Attempt = Callable[[Fault], Match]  # predicts what a fault gives, besides those found so far
 
 
 class Reader:
@@ -315,7 +319,11 @@ class Reader:
         block do not depend on other blocks. So one evaluation with a kind applied everywhere shows where it helps.
         """
         kinds, places = self.tried("forward")
-        m, l, p, _ = self.model.blocks(choices)
+
+        def attempt(fault: Fault) -> Match:
+            return predict(fault.applied(choices))
+
+        _, l, _, _ = self.model.blocks(choices)
         nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
         shaped = np.asarray(np.all(match.alike["A"].all(axis=4) | nothing, axis=1))
         wrong = self.wrong_rows(match)
@@ -335,28 +343,26 @@ class Reader:
                     continue
             pairs = self.read_pairs(kind, seen, choices, ours, there) if misshapen else None
             if pairs is not None:
-                yield from self.in_pairs("forward", kind, pairs, predict, choices)
+                yield from self.in_pairs("forward", kind, pairs, attempt)
             if changes & {*OF_ALL, "o_to"} and "merge" not in changes:
                 one = Fault("forward", kind, places.blocks[0])
-                yield one, predict(one.applied(choices))
+                yield one, attempt(one)
             elif kind.of_workers:
                 if self.may_help(kind, match, last):
-                    yield from self.in_rows(kind, predict, choices, match, last)
+                    yield from self.in_rows(kind, attempt, match, last)
             elif dict(kind.changes).get("count") == 0.0:
                 gone = (np.abs(seen.weights) <= ZERO) & (np.abs(match.ours["A"]) > ZERO)
                 there = np.abs(seen.weights) > ZERO
                 able = containing(gone & ~match.equal["A"]) if last else None
-                yield from self.at_best(kind, places, gone, there, predict, choices, able=able)
+                yield from self.at_best(kind, places, gone, there, attempt, able=able)
             elif changes & {"v.worker", "v.slot"}:
                 good, bad = self.movable(kind, match, ("A",), "forward", seen.weights)
                 if good.any():
-                    yield from self.at_best(
-                        kind, places, good, bad, predict, choices, "forward", True
-                    )
+                    yield from self.at_best(kind, places, good, bad, attempt, "forward", True)
             elif changes & OF_ROW_SUMS or self.of_padding(kind):
                 if not (last and (wrong & ~shaped).any()):
                     at = self.for_rows(kind, seen, choices, match, l, shaped, last)
-                    yield from self.by_blocks(kind, at, predict, choices, match, last)
+                    yield from self.by_blocks(kind, at, attempt, match, last)
             elif misshapen:
                 once = Fault("forward", kind, places.blocks[0]).applied(choices)
                 after = alike(seen.weights, self.model.blocks(once)[3], self.tolerance)
@@ -365,9 +371,7 @@ class Reader:
                 better, worse = of_pairs(after & ~before, slots), of_pairs(before & ~after, slots)
                 if better.any() and not (last and not (after | before).all()):
                     able = touching(in_halves(~match.equal["A"]) & ~before) if last else None
-                    yield from self.at_best(
-                        kind, places, better, worse, predict, choices, able=able
-                    )
+                    yield from self.at_best(kind, places, better, worse, attempt, able=able)
 
     def for_rows(
         self,
@@ -450,9 +454,7 @@ class Reader:
             return in_tiles(fits[1] & ~fits[0], ours & ~fits[1], fits[0] & fits[1])
         return None
 
-    def in_pairs(
-        self, phase: str, kind: Kind, pairs: Booleans, predict: Predict, choices: Choices
-    ) -> Candidates:
+    def in_pairs(self, phase: str, kind: Kind, pairs: Booleans, attempt: Attempt) -> Candidates:
         """Try a kind at exactly the pairs that show it, if a short list describes them."""
         masks = [value for slot, value in kind.changes if slot in ("mask", "value_mask")]
         patterns = [self.model.masks[int(np.asarray(x))] for x in masks if np.asarray(x) >= 0]
@@ -461,7 +463,7 @@ class Reader:
         place = pairs_listed(self.geometry, pairs, self.tried(phase)[1].blocks)
         if place is not None:
             fault = Fault(phase, kind, place)
-            yield fault, predict(fault.applied(choices))
+            yield fault, attempt(fault)
 
     def shows_merges(self, choices: Choices) -> bool:
         """Return whether o and lse are what the merges of blocks give, with nothing changed afterwards."""
@@ -540,8 +542,7 @@ class Reader:
         places: Places,
         good: Amounts,
         bad: Amounts,
-        predict: Predict,
-        choices: Choices,
+        attempt: Attempt,
         phase: str = "forward",
         loosely: bool = False,
         able: Callable[[Place], bool] | None = None,
@@ -557,26 +558,25 @@ class Reader:
         more = listed(blocks, places.blocks)
         if more is not None:
             total = float(np.asarray(good * more.table).sum())
-            fitting = sorted([*fitting, (total, more)], key=lambda one: (-one[0], one[1].cost))
-        left = MOST_PARTIAL
-        for number, (gain, place) in enumerate(fitting):
-            whole = False
+            fitting = heapq.merge(fitting, [(total, more)], key=lambda one: (-one[0], one[1].cost))
+        left, whole, most = MOST_PARTIAL, False, 0.0
+        for gain, place in fitting:
+            if whole and gain < most:
+                break
+            whole, most = False, gain
             if able is None or able(place):
                 fault = Fault(phase, kind, place)
-                got = predict(fault.applied(choices))
+                got = attempt(fault)
                 whole = got.whole
                 yield fault, got
-            if not whole:
-                left -= 1
-            if not left or (number + 1 < len(fitting) and whole and fitting[number + 1][0] < gain):
+            left -= not whole
+            if not left:
                 break
 
-    def in_rows(
-        self, kind: Kind, predict: Predict, choices: Choices, match: Match, last: bool
-    ) -> Candidates:
+    def in_rows(self, kind: Kind, attempt: Attempt, match: Match, last: bool) -> Candidates:
         """Try a kind that workers choose for all their blocks, in the rows that it corrects; if ``last``, in all wrong rows."""
         everywhere = Fault("forward", kind, self.workers.blocks[0])
-        got = predict(everywhere.applied(choices))
+        got = attempt(everywhere)
         wrong = self.wrong_rows(match)
         if last and (wrong & self.wrong_rows(got)).any():
             return
@@ -585,14 +585,13 @@ class Reader:
             yield everywhere, got
         if good.any():
             able = containing(wrong[:, None, :, :, None]) if last else None
-            yield from self.at_best(kind, self.workers, good, bad, predict, choices, able=able)
+            yield from self.at_best(kind, self.workers, good, bad, attempt, able=able)
 
     def by_blocks(
         self,
         kind: Kind,
         places: Sequence[Place],
-        predict: Predict,
-        choices: Choices,
+        attempt: Attempt,
         match: Match,
         last: bool,
     ) -> Candidates:
@@ -603,7 +602,7 @@ class Reader:
         wrong = self.wrong_rows(match)
         for place in places:
             fault = Fault("forward", kind, place)
-            got = predict(fault.applied(choices))
+            got = attempt(fault)
             if last and (wrong & self.wrong_rows(got)).any():
                 continue
             good, bad = self.rows(match, got)
@@ -613,7 +612,7 @@ class Reader:
                 yield fault, got
             for part in self.workers.parts_fitting(good, bad, place):
                 one = Fault("forward", kind, part)
-                yield one, predict(one.applied(choices))
+                yield one, attempt(one)
 
     def rows(self, before: Match, after: Match) -> tuple[Array, Array]:
         """Return how much of each row ``after`` corrects, and whether it makes the row wrong: two arrays [a, 1, h, i, j]."""
@@ -698,7 +697,7 @@ class Reader:
                 keep,
                 predict,
                 base,
-                lambda now, match, last: self.backward_faults(predict, now, match, last),
+                lambda now, match, last: self.backward_faults(seen, predict, now, match, last),
                 self.part(1 / (len(bases) - number)),
             )
             one = Explanation(one.faults, one.whole, one.match, one.others, words)
@@ -741,7 +740,7 @@ class Reader:
         return Match(equal, arrays, lambda: {"P": alike(seen_p, arrays["P"], self.tolerance)})
 
     def backward_faults(
-        self, predict: Predict, choices: Choices, match: Match, last: bool
+        self, seen: Seen, predict: Predict, choices: Choices, match: Match, last: bool
     ) -> Candidates:
         """Yield faults that may explain more, each with its match.
 
@@ -753,6 +752,10 @@ class Reader:
         added to a wrong row makes two elements wrong: the one where it is missing and the one where it is added.
         """
         kinds, places = self.tried("backward")
+
+        def predicted(fault: Fault) -> Match:
+            return predict(fault.applied(choices))
+
         wrong = {name: not x.all() for name, x in match.equal.items()}
         for kind in kinds:
             touched = [name for name in matrices(kind) if name in wrong]
@@ -763,7 +766,7 @@ class Reader:
             if not kind.slots & PERHAPS and not all(wrong[name] for name in touched):
                 continue
             everywhere = Fault("backward", kind, places.blocks[0])
-            got = predict(everywhere.applied(choices))
+            got, attempt = predict(everywhere.applied(choices)), predicted
             if kind.slots & set(OF_ALL) or ("dsinks" in touched and len(touched) > 1):
                 yield everywhere, got
                 continue
@@ -774,9 +777,7 @@ class Reader:
                     for x in (now & ~was, was & ~now)
                 )
                 if good.any():
-                    yield from self.at_best(
-                        kind, self.workers, good, bad, predict, choices, "backward"
-                    )
+                    yield from self.at_best(kind, self.workers, good, bad, attempt, "backward")
                 continue
             moved = {LANDING[name] for name in names_of(kind) if name in LANDING}
             stay = [name for name in touched if name not in moved and changes(match, got, name)]
@@ -785,10 +786,10 @@ class Reader:
                     yield everywhere, got
                 good, bad = self.movable(kind, match, moved)
                 if good.any():
-                    yield from self.at_best(
-                        kind, places, good, bad, predict, choices, "backward", True
-                    )
+                    yield from self.at_best(kind, places, good, bad, attempt, "backward", True)
                 continue
+            if not moved and self.is_local(kind, choices):
+                attempt = functools.partial(self.in_part, seen, match, got, touched)
             better = {name: got.equal[name] & ~match.equal[name] for name in stay}
             worse = {name: match.equal[name] & ~got.equal[name] for name in stay}
             if not any(x.any() for x in better.values()):
@@ -800,11 +801,40 @@ class Reader:
             if every[1].any() and not last:
                 judged += [(better[name], worse[name]) for name in stay if better[name].any()]
             for good, bad in judged:
-                yield from self.at_best(kind, places, good, bad, predict, choices, "backward")
+                yield from self.at_best(kind, places, good, bad, attempt, "backward")
             right = np.all([match.equal[name] | got.equal[name] for name in stay], axis=0)
             pairs = np.asarray((every[0] > 0) & ~every[1] & right)
             if any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
-                yield from self.in_pairs("backward", kind, pairs, predict, choices)
+                yield from self.in_pairs("backward", kind, pairs, attempt)
+
+    def is_local(self, kind: Kind, choices: Choices) -> bool:
+        """Return whether a kind, besides the faults found so far, changes what results show of a pair only by being at this pair.
+
+        ``choices`` are those with the faults found so far.
+        """
+        if self.geometry.sinks:  # the sums over a worker's rows
+            return False
+        slots = OF_OTHERS if names_of(kind) <= OF_GRADIENTS else (*OF_OTHERS, *OF_ROW)
+        right = self.model.right
+        return all(choices.in_kernel(kernel)[x] is right[x] for kernel in KERNELS for x in slots)
+
+    def in_part(
+        self, seen: Seen, before: Match, after: Match, touched: Sequence[str], fault: Fault
+    ) -> Match:
+        """Return the match with a fault that changes pairs only where it is: ``after`` in its place, and ``before`` elsewhere.
+
+        ``touched``: the matrices that may differ between the two.
+        """
+        assert seen.p is not None
+        table = fault.place.table
+        ours, equal = (
+            was | {name: np.where(table, now[name], was[name]) for name in touched}
+            for was, now in ((before.ours, after.ours), (before.equal, after.equal))
+        )
+        if "P" not in touched:
+            return Match(equal, ours, lambda: before.alike)
+        seen_p = seen.p
+        return Match(equal, ours, lambda: {"P": alike(seen_p, ours["P"], self.tolerance)})
 
     def movable(
         self,
@@ -847,6 +877,9 @@ class Reader:
         return good, bad
 
 
+# Choices by which a share shows at another pair than its own, and by which it depends on other pairs of its row.
+OF_OTHERS = (*OF_ALL, "exchanged", *(x for name in LANDING for x in components(name)))
+OF_ROW = ("lse", "delta", "dv_form", "centred", "value_mask")
 # The matrices of the backward pass, and the names under which the model and Seen have them.
 GRADIENTS_READ = {
     "P": "p", "dS of dq": "ds_of_dq", "dS of dk": "ds_of_dk", "dS of bias": "ds_of_bias", "dsinks": "dsinks",
@@ -939,7 +972,7 @@ def explain(
     if plain.whole:
         return Explanation((), True, plain)
     beam: list[Chain] = [((), plain)]
-    best = beam
+    best: list[list[Chain]] = [beam]
 
     def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
         """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
@@ -973,8 +1006,8 @@ def explain(
         tried.sort(key=lambda x: (-x[1].gain(plain), cost(x)))
         if depth < len(KEPT):
             beam = varied(tried, KEPT[depth])
-        best = beam
-    for faults, match in best:
+        best.insert(0, beam)
+    for faults, match in itertools.chain(*best):
         supported, shown = faults, match
         while supported:
             left = tuple(f for f in supported if holds(predict, base, supported, f, shown))
