@@ -69,14 +69,18 @@ OF_CORE = (
 )  # fmt: skip
 OF_DELTA = (*components("delta_dy"), *components("delta_o"))
 OF_DV = (
-    *components("dv_dy"), *components("dv_to"), "dv_form", "dv_count", "value_mask", "ds_times", "turned", "adds", "uncleared", "mask", *OF_DROP, "drop_dv",
-)  # fmt: skip
-OF_DQ = (
-    *components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds", "uncleared", "dq_of_group", "cap_slope", *OF_DROP, "drop_ds",
-)  # fmt: skip
-OF_DK = (
-    *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds", "uncleared", "cap_slope", *OF_DROP, "drop_ds",
-)  # fmt: skip
+    "dv_form",
+    "dv_count",
+    "value_mask",
+    "ds_times",
+    "turned",
+    "dy_ones",
+    "mask",
+    *OF_DROP,
+    "drop_dv",
+)
+OF_DQ = ("dq_form", "dq_count", "ds_times", "dq_of_group", "cap_slope", *OF_DROP, "drop_ds")
+OF_DK = ("dk_form", "dk_count", "ds_times", "turned", "cap_slope", *OF_DROP, "drop_ds")
 # Properties of the forms of delta in DELTAS and of dropout in DROPS_IN_DS, looked up by the number of a form.
 OF_SAVED_DELTA = ("right", "times p", "times l", "block's p dp twice", "of the group")
 KEEPS_DLSE = np.array([name in OF_SAVED_DELTA for name in DELTAS])
@@ -123,6 +127,15 @@ class Forward:
     def running(self) -> Array:
         """The lse [a, b, h, i] after each block."""
         return self.model.running(self.choices)
+
+
+class Shares(NamedTuple):
+    """What each pair [a, b, h, i, j] adds to the gradients, before it is known to which row; dbias is None without a bias."""
+
+    dv: Array
+    dq: Array
+    dk: Array
+    dbias: Array | None = None
 
 
 class Gradients(NamedTuple):
@@ -203,9 +216,10 @@ class Model:
         deps = (*given, *c.several(OF_CORE))
         core = self.core(c, *given)
         self.kept["core"] = deps, core
-        found = self.backward(c, *given)
-        names = ("P", OF_DV), ("dS of dq", OF_DQ), ("dS of dk", OF_DK)
-        for (name, slots), x in zip(names, found[:3], strict=True):
+        found = self.shares(c, *given)
+        for (name, slots), x in zip(
+            (("dv", OF_DV), ("dq", OF_DQ), ("dk", OF_DK)), found[:3], strict=True
+        ):
             self.kept[name] = (core, *c.several(slots)), x
 
     def index(self, c: Choices, name: str) -> Integers:
@@ -699,6 +713,11 @@ class Model:
         dy.
         """
         given = forward, lse, products
+        return self.gradients(c, self.shares(c, *given), *given)
+
+    def shares(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Shares:
+        """Return the shares of the gradients; the arguments are those of :meth:`backward`."""
+        given = forward, lse, products
 
         def core_of(c: Choices) -> Core:
             deps = (*given, *c.several(OF_CORE))
@@ -714,42 +733,52 @@ class Model:
             if c["turned"] & 2:
                 x = x.swapaxes(3, 4)
             x = self.with_ones(x) if c["dy_ones"] else x
-            return self.stored("dv", of_kv, x * c["dv_count"], "dv_dy", "dv_to")
+            return np.asarray(x * c["dv_count"])
 
         def of_dq() -> Array:
             x = self.of_group(self.ds_of(c["dq_form"], of_q, *core[1:]), c)
-            return self.stored("dq", of_q, x * c["dq_count"], "dq_to", "dq_k")
+            return np.asarray(x * c["dq_count"])
 
         def of_dk() -> Array:
             x = self.ds_of(c["dk_form"], of_kv, *core_kv[1:])
             if c["turned"] & 1:
                 x = x.swapaxes(3, 4)
-            return self.stored("dk", of_kv, x * c["dk_count"], "dk_q", "dk_to")
+            return np.asarray(x * c["dk_count"])
 
-        found = tuple(
+        dv, dq, dk = (
             self.once(name, (core, *c.several(slots)), compute)
             for name, core, c, slots, compute in (
-                ("P", core_kv, of_kv, OF_DV, of_dv),
-                ("dS of dq", core, of_q, OF_DQ, of_dq),
-                ("dS of dk", core_kv, of_kv, OF_DK, of_dk),
+                ("dv", core_kv, of_kv, OF_DV, of_dv),
+                ("dq", core, of_q, OF_DQ, of_dq),
+                ("dk", core_kv, of_kv, OF_DK, of_dk),
             )
         )
-        if c["exchanged"].any():
-            dv, dk = self.exchanged(c, found[0], found[2])
-            found = dv, found[1], dk
-        elif c["stacked"]:
-            dv, dk = self.stacked(found[0], found[2])
-            found = dv, found[1], dk
-        dv, dq, dk = found
-        return Gradients(dv, dq, dk, self.for_bias(of_q, core), self.dsinks(c, *given))
+        return Shares(dv, dq, dk, self.share_of_bias(of_q, core))
 
-    def for_bias(self, c: Choices, core: Core) -> Array | None:
-        """Return the shares of dbias at the rows and columns to which they are added; None without a bias."""
+    def gradients(
+        self, c: Choices, shares: Shares, forward: Forward, lse: Array, products: Array
+    ) -> Gradients:
+        """Return the matrices of the gradients if these are the shares; the other arguments are those of :meth:`backward`."""
+        of_q, of_kv = (c.in_kernel(kernel) for kernel in KERNELS)
+        dv = self.stored("dv", of_kv, shares.dv, "dv_dy", "dv_to")
+        dq = self.stored("dq", of_q, shares.dq, "dq_to", "dq_k")
+        dk = self.stored("dk", of_kv, shares.dk, "dk_q", "dk_to")
+        if c["exchanged"].any():
+            dv, dk = self.exchanged(c, dv, dk)
+        elif c["stacked"]:
+            dv, dk = self.stacked(dv, dk)
+        dbias = shares.dbias
+        if dbias is not None:
+            dbias = self.stored("dbias", of_q, dbias, "dbias_to", "dbias_k")
+        return Gradients(dv, dq, dk, dbias, self.dsinks(c, forward, lse, products))
+
+    def share_of_bias(self, c: Choices, core: Core) -> Array | None:
+        """Return the shares of dbias; None without a bias."""
         if not self.geometry.bias:
             return None
         x = self.ds_of(c["dbias_form"], c, *core[1:])
         x = x.swapaxes(3, 4) if c["turned"] & 4 else x
-        return self.stored("dbias", c, x * c["dbias_count"], "dbias_to", "dbias_k")
+        return np.asarray(x * c["dbias_count"])
 
     def core(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Core:
         """Return scores, p, dp, delta and lse of each pair."""

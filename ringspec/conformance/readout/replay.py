@@ -376,7 +376,9 @@ class Numbers:
             cores = [model.core(c, first, first.lse, flat) for c in (of_q, of_kv)]
             shares = self.shares(of_q, of_kv, *cores)
             p, delta = np.maximum(cores[0][1], cores[1][1]), cores[0][3]
-            dbias = model.for_bias(of_q, cores[0])
+            dbias = model.share_of_bias(of_q, cores[0])
+            if dbias is not None:
+                dbias = model.stored("dbias", of_q, dbias, "dbias_to", "dbias_k")
             dsinks = model.dsinks(self.backward, first, first.lse, flat)
         parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta))
         if dsinks is not None:

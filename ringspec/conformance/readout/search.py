@@ -27,7 +27,7 @@ from ringspec.conformance.readout.choices import KERNELS, OF_ALL, Choices, Tiles
 from ringspec.conformance.readout.geometry import dealt_otherwise
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
-from ringspec.conformance.readout.model import OF_DROP, Forward, Gradients, Model
+from ringspec.conformance.readout.model import OF_DROP, Forward, Gradients, Model, Shares
 from ringspec.conformance.readout.pairs import Pairs, Seen
 from ringspec.conformance.readout.places import (
     Amounts,
@@ -260,10 +260,28 @@ class Reader:
         self.workers = Places(geometry, worker_places(geometry), True)
         self.kept: dict[str, tuple[list[Kind], Places]] = {}
         self.judged: dict[str, tuple[Array, Match]] = {}
+        self.base: Choices | None = None
+        self.of_base: dict[tuple[str, int], Any] = {}
 
     def part(self, share: float) -> float:
         """Return how many evaluations a search may make that gets ``share`` of those that are left."""
         return share * max(0.0, self.evaluations - self.model.evaluations)
+
+    def search_from(self, base: Choices) -> None:
+        """Forget what :meth:`once` keeps, and keep it for a search that begins at ``base``."""
+        self.base, self.of_base = base, {}
+
+    def once(self, what: str, kind: Kind, choices: Choices, compute: Callable[[], Any]) -> Any:
+        """Return ``compute()``, a result for ``choices`` and ``kind``, computed once if no fault has been found yet.
+
+        A search goes through all kinds twice: first for those that explain everything, then for those that help.
+        """
+        if choices is not self.base:
+            return compute()
+        key = what, id(kind)
+        if key not in self.of_base:
+            self.of_base[key] = compute()
+        return self.of_base[key]
 
     def tried(self, phase: str) -> tuple[list[Kind], Places]:
         """Return the kinds of faults and the places that are tried in a pass."""
@@ -297,6 +315,7 @@ class Reader:
         def predict(choices: Choices) -> Match:
             return self.match_forward(seen, model.forward(choices))
 
+        self.search_from(model.right)
         found = explain(
             model,
             model.keep,
@@ -321,7 +340,13 @@ class Reader:
         kinds, places = self.tried("forward")
 
         def attempt(fault: Fault) -> Match:
-            return predict(fault.applied(choices))
+            def predicted() -> Match:
+                return predict(fault.applied(choices))
+
+            if fault.place.words:
+                return predicted()
+            found: Match = self.once("match", fault.kind, choices, predicted)
+            return found
 
         _, l, _, _ = self.model.blocks(choices)
         nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
@@ -364,14 +389,24 @@ class Reader:
                     at = self.for_rows(kind, seen, choices, match, l, shaped, last)
                     yield from self.by_blocks(kind, at, attempt, match, last)
             elif misshapen:
-                once = Fault("forward", kind, places.blocks[0]).applied(choices)
-                after = alike(seen.weights, self.model.blocks(once)[3], self.tolerance)
+                after = self.alike_everywhere(kind, seen, choices)
                 before = match.alike["A"]
                 slots = self.geometry.slots
                 better, worse = of_pairs(after & ~before, slots), of_pairs(before & ~after, slots)
                 if better.any() and not (last and not (after | before).all()):
                     able = touching(in_halves(~match.equal["A"]) & ~before) if last else None
                     yield from self.at_best(kind, places, better, worse, attempt, able=able)
+
+    def alike_everywhere(self, kind: Kind, seen: Seen, choices: Choices) -> Booleans:
+        """Return which halves of rows agree up to a factor, [a, b, h, i, 2], with a kind in all blocks."""
+
+        def compute() -> Booleans:
+            everywhere = Fault("forward", kind, self.tried("forward")[1].blocks[0])
+            p = self.model.blocks(everywhere.applied(choices))[3]
+            return alike(seen.weights, p, self.tolerance)
+
+        found: Booleans = self.once("alike", kind, choices, compute)
+        return found
 
     def for_rows(
         self,
@@ -675,11 +710,13 @@ class Reader:
         """
         model = self.model
 
+        saved = forward, lse, through
+
         def predict(base: Choices) -> Match:
-            return self.match_backward(seen, model.backward(base, forward, lse, through))
+            return self.match_backward(seen, model.backward(base, *saved))
 
         def keep(base: Choices) -> None:
-            model.keep_backward(base, forward, lse, through)
+            model.keep_backward(base, *saved)
             self.judged.clear()
             one = predict(base)
             self.judged.update({name: (x, one) for name, x in one.ours.items()})
@@ -692,12 +729,13 @@ class Reader:
             bases.append((SAME, carried(model.right, choices)))
         found: list[tuple[Explanation, float]] = []
         for number, (words, base) in enumerate(bases):
+            self.search_from(base)
             one = explain(
                 model,
                 keep,
                 predict,
                 base,
-                lambda now, match, last: self.backward_faults(seen, predict, now, match, last),
+                lambda now, match, last: self.backward_faults(seen, saved, now, match, last),
                 self.part(1 / (len(bases) - number)),
             )
             one = Explanation(one.faults, one.whole, one.match, one.others, words)
@@ -740,12 +778,17 @@ class Reader:
         return Match(equal, arrays, lambda: {"P": alike(seen_p, arrays["P"], self.tolerance)})
 
     def backward_faults(
-        self, seen: Seen, predict: Predict, choices: Choices, match: Match, last: bool
+        self,
+        seen: Seen,
+        saved: tuple[Forward, Array, Array],
+        choices: Choices,
+        match: Match,
+        last: bool,
     ) -> Candidates:
         """Yield faults that may explain more, each with its match.
 
-        ``choices`` and ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all
-        that is still wrong.
+        ``saved``: what the backward pass gets from the forward pass, as for :meth:`Model.backward`. ``choices`` and
+        ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all that is still wrong.
 
         What a kind changes in one block does not depend on other blocks, unless it adds shares to
         wrong rows. So one evaluation with the kind applied everywhere shows which pairs it explains. A share that is
@@ -753,9 +796,8 @@ class Reader:
         """
         kinds, places = self.tried("backward")
 
-        def predicted(fault: Fault) -> Match:
-            return predict(fault.applied(choices))
-
+        model = self.model
+        here = model.shares(choices, *saved)
         wrong = {name: not x.all() for name, x in match.equal.items()}
         for kind in kinds:
             touched = [name for name in matrices(kind) if name in wrong]
@@ -766,7 +808,12 @@ class Reader:
             if not kind.slots & PERHAPS and not all(wrong[name] for name in touched):
                 continue
             everywhere = Fault("backward", kind, places.blocks[0])
-            got, attempt = predict(everywhere.applied(choices)), predicted
+            of_kind = functools.partial(self.with_kind, seen, saved, everywhere.applied(choices))
+            there, got = self.once("kind", kind, choices, of_kind)
+            local = self.is_local(kind, choices)
+            attempt = functools.partial(
+                self.in_part, seen, saved, choices, here, there if local else None
+            )
             if kind.slots & set(OF_ALL) or ("dsinks" in touched and len(touched) > 1):
                 yield everywhere, got
                 continue
@@ -788,8 +835,6 @@ class Reader:
                 if good.any():
                     yield from self.at_best(kind, places, good, bad, attempt, "backward", True)
                 continue
-            if not moved and self.is_local(kind, choices):
-                attempt = functools.partial(self.in_part, seen, match, got, touched)
             better = {name: got.equal[name] & ~match.equal[name] for name in stay}
             worse = {name: match.equal[name] & ~got.equal[name] for name in stay}
             if not any(x.any() for x in better.values()):
@@ -807,34 +852,46 @@ class Reader:
             if any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
                 yield from self.in_pairs("backward", kind, pairs, attempt)
 
+    def with_kind(
+        self, seen: Seen, saved: tuple[Forward, Array, Array], choices: Choices
+    ) -> tuple[Shares, Match]:
+        """Return the shares of the gradients with these choices, and the match."""
+        shares = self.model.shares(choices, *saved)
+        return shares, self.match_backward(seen, self.model.gradients(choices, shares, *saved))
+
     def is_local(self, kind: Kind, choices: Choices) -> bool:
-        """Return whether a kind, besides the faults found so far, changes what results show of a pair only by being at this pair.
+        """Return whether a kind changes what a pair adds to the gradients only by being at this pair.
 
         ``choices`` are those with the faults found so far.
         """
-        if self.geometry.sinks:  # the sums over a worker's rows
-            return False
-        slots = OF_OTHERS if names_of(kind) <= OF_GRADIENTS else (*OF_OTHERS, *OF_ROW)
+        slots = OF_WHOLE if names_of(kind) <= OF_GRADIENTS else (*OF_WHOLE, *OF_ROW)
         right = self.model.right
         return all(choices.in_kernel(kernel)[x] is right[x] for kernel in KERNELS for x in slots)
 
     def in_part(
-        self, seen: Seen, before: Match, after: Match, touched: Sequence[str], fault: Fault
+        self,
+        seen: Seen,
+        saved: tuple[Forward, Array, Array],
+        choices: Choices,
+        here: Shares,
+        there: Shares | None,
+        fault: Fault,
     ) -> Match:
-        """Return the match with a fault that changes pairs only where it is: ``after`` in its place, and ``before`` elsewhere.
+        """Return the match with a fault besides those in ``choices``.
 
-        ``touched``: the matrices that may differ between the two.
+        ``here`` and ``there``: the shares of the gradients without the fault, and with it at all pairs. They give the
+        shares with the fault at its place. ``there`` is None if they do not.
         """
-        assert seen.p is not None
-        table = fault.place.table
-        ours, equal = (
-            was | {name: np.where(table, now[name], was[name]) for name in touched}
-            for was, now in ((before.ours, after.ours), (before.equal, after.equal))
+        applied = fault.applied(choices)
+        if there is None:
+            return self.with_kind(seen, saved, applied)[1]
+        self.model.evaluations += 1
+        shares = (
+            was if was is None or was is now else np.where(fault.place.table, now, was)
+            for was, now in zip(here, there, strict=True)
         )
-        if "P" not in touched:
-            return Match(equal, ours, lambda: before.alike)
-        seen_p = seen.p
-        return Match(equal, ours, lambda: {"P": alike(seen_p, ours["P"], self.tolerance)})
+        gradients = self.model.gradients(applied, Shares(*shares), *saved)
+        return self.match_backward(seen, gradients)
 
     def movable(
         self,
@@ -877,8 +934,8 @@ class Reader:
         return good, bad
 
 
-# Choices by which a share shows at another pair than its own, and by which it depends on other pairs of its row.
-OF_OTHERS = (*OF_ALL, "exchanged", *(x for name in LANDING for x in components(name)))
+# Choices by which a share depends on other pairs: of all blocks, and of its row.
+OF_WHOLE = ("dy_ones", "turned", "dq_of_group")
 OF_ROW = ("lse", "delta", "dv_form", "centred", "value_mask")
 # The matrices of the backward pass, and the names under which the model and Seen have them.
 GRADIENTS_READ = {
@@ -978,9 +1035,10 @@ def explain(
         """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
         whole: list[Chain] = []
         tried: list[Chain] = []
-        for faults, match in beam:
+        for faults, _ in beam:
             choices = composed(base, faults)
             keep(choices)
+            match = predict(choices)
             before = match.gain(plain)
             for fault, got in proposed(choices, match, last):
                 if got.whole:
