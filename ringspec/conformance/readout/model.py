@@ -12,6 +12,7 @@ of worker x in head g.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -177,7 +178,11 @@ class Model:
         self.kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
         # What this model has computed so far, in tables over all pairs. It bounds a search in place of a time, which
         # would let an explanation depend on the machine.
-        self.evaluations = 0
+        self.evaluations, self.most = 0, math.inf
+
+    def may_go_on(self, kind: object = None) -> bool:
+        """Return whether the search may still compute something; ``kind`` is not used."""
+        return self.evaluations <= self.most
 
     @cached_property
     def right(self) -> Choices:
@@ -213,14 +218,15 @@ class Model:
         """Keep the results of the backward pass with these choices."""
         self.keep(c)
         given = forward, lse, products
-        deps = (*given, *c.several(OF_CORE))
-        core = self.core(c, *given)
-        self.kept["core"] = deps, core
-        found = self.shares(c, *given)
-        for (name, slots), x in zip(
-            (("dv", OF_DV), ("dq", OF_DQ), ("dk", OF_DK)), found[:3], strict=True
-        ):
-            self.kept[name] = (core, *c.several(slots)), x
+        of_q, of_kv = (c.in_kernel(kernel) for kernel in KERNELS)
+        core = self.core(of_q, *given)
+        core_kv = core if of_kv is of_q else self.core(of_kv, *given)
+        for kernel, x, now in zip(KERNELS, (of_q, of_kv), (core, core_kv), strict=True):
+            self.kept[f"core of {kernel}"] = (*given, *x.several(OF_CORE)), now
+        dv, dq, dk, _ = self.shares(c, *given)
+        self.kept["dv"] = (core_kv, *of_kv.several(OF_DV)), dv
+        self.kept["dq"] = (core, *of_q.several(OF_DQ)), dq
+        self.kept["dk"] = (core_kv, *of_kv.several(OF_DK)), dk
 
     def index(self, c: Choices, name: str) -> Integers:
         """Return the index, over workers, heads and slots, of the token that the choice ``name`` selects for each pair."""
@@ -719,14 +725,14 @@ class Model:
         """Return the shares of the gradients; the arguments are those of :meth:`backward`."""
         given = forward, lse, products
 
-        def core_of(c: Choices) -> Core:
+        def core_of(kernel: str, c: Choices) -> Core:
             deps = (*given, *c.several(OF_CORE))
-            found: Core = self.once("core", deps, lambda: self.core(c, *given))
+            found: Core = self.once(f"core of {kernel}", deps, lambda: self.core(c, *given))
             return found
 
         of_q, of_kv = (c.in_kernel(kernel) for kernel in KERNELS)
-        core = core_of(of_q)
-        core_kv = core if of_kv is of_q else core_of(of_kv)
+        core = core_of(KERNELS[0], of_q)
+        core_kv = core if of_kv is of_q else core_of(KERNELS[1], of_kv)
 
         def of_dv() -> Array:
             x = self.for_dv(of_kv, *core_kv)

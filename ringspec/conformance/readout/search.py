@@ -30,6 +30,8 @@ from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
 from ringspec.conformance.readout.model import OF_DROP, Forward, Gradients, Model, Shares
 from ringspec.conformance.readout.pairs import Pairs, Seen
 from ringspec.conformance.readout.places import (
+    LISTED,
+    PAIRS,
     Amounts,
     Place,
     Places,
@@ -63,6 +65,9 @@ STORED = (
 )
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
 NOTHING = 0.05  # a smaller factor cannot be told from 0 in every pair
+MOST_ALONE = (
+    24  # how many single faults are tried as the explanation of a part, after the sets of faults
+)
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
 # Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
 # results that stay unexplained take.
@@ -355,7 +360,7 @@ class Reader:
         misshapen = not match.alike["A"].all()
         ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
         alike_in: dict[int, bool] = {}
-        for kind in kinds:
+        for kind in itertools.takewhile(self.model.may_go_on, kinds):
             changes = kind.slots
             if "tiles" in changes:
                 tiles: Any = dict(kind.changes)["tiles"]
@@ -799,7 +804,7 @@ class Reader:
         model = self.model
         here = model.shares(choices, *saved)
         wrong = {name: not x.all() for name, x in match.equal.items()}
-        for kind in kinds:
+        for kind in itertools.takewhile(model.may_go_on, kinds):
             touched = [name for name in matrices(kind) if name in wrong]
             if not any(wrong[name] for name in touched):
                 continue
@@ -1023,13 +1028,13 @@ def explain(
     compares a prediction with what was read, and ``proposed`` yields the faults to try. ``base`` are the choices without
     faults.
     """
-    most = model.evaluations + evaluations
+    model.most = model.evaluations + evaluations
     keep(base)
     plain = predict(base)
     if plain.whole:
         return Explanation((), True, plain)
     beam: list[Chain] = [((), plain)]
-    best: list[list[Chain]] = [beam]
+    best: list[list[Chain]] = []
 
     def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
         """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
@@ -1045,7 +1050,7 @@ def explain(
                     whole.append(((*faults, fault), got))
                 elif not last and got.gain(plain) > before:
                     tried.append(((*faults, fault), got))
-                if model.evaluations > most:
+                if not model.may_go_on():
                     return whole, tried
             if whole and faults:
                 break
@@ -1062,9 +1067,11 @@ def explain(
         if not tried:
             break
         tried.sort(key=lambda x: (-x[1].gain(plain), cost(x)))
-        if depth < len(KEPT):
-            beam = varied(tried, KEPT[depth])
+        beam = varied(tried, KEPT[depth])
         best.insert(0, beam)
+        if not depth:
+            simple = [x for x in tried if not x[0][0].place.words.startswith((LISTED, PAIRS))]
+            best.append(varied(simple, MOST_ALONE))
     for faults, match in itertools.chain(*best):
         supported, shown = faults, match
         while supported:
@@ -1105,6 +1112,17 @@ def loses(value: object) -> bool:
     return factors.dtype.kind == "f" and bool((np.abs(factors) < NOTHING).any())
 
 
+def empties(after: Match, before: Match) -> bool:
+    """Return whether, in some block, everything that differs between two matches nearly vanishes in the first."""
+    for name, ours in after.ours.items():
+        was = before.ours[name]
+        changed = ~near(ours, was, finite_size(ours), 1e-9)
+        left = changed & ~(np.abs(ours) <= NOTHING * np.abs(was))
+        if (in_blocks(changed, np.any) & ~in_blocks(left, np.any)).any():
+            return True
+    return False
+
+
 def cost(chain: Chain) -> float:
     return sum(fault.cost for fault in chain[0])
 
@@ -1126,7 +1144,7 @@ def holds(
     without = predict(composed(base, [one for one in faults if one is not fault]))
     if any((x & ~match.equal[name]).any() for name, x in without.equal.items()):
         return False
-    if any(loses(value) for _, value in fault.kind.changes):
+    if any(loses(value) for _, value in fault.kind.changes) or empties(match, without):
         # While anything is unexplained elsewhere, a share that is missing here may have been moved there.
         names = matrices(fault.kind) if fault.phase == "backward" else tuple(match.ours)
         if not all(match.equal[name].all() for name in names if name in match.equal):
