@@ -64,6 +64,7 @@ HINTS = {
         "dv_form",
         "dq_of_group",
     ),
+    HEADS: ("over_heads",),
     ROUTES: ("dq_to", "dk_to", "dv_to", "adds", "uncleared", "exchanged", "stacked"),
     SINKS: ("sink_o", "sink_lse", "sink_of", "dsink", "dsink_times", "dsink_of"),
     DROPOUT: ("drop", "drop_q", "drop_k", "drop_times", "drop_l", "drop_ds", "drop_dv"),

@@ -917,6 +917,11 @@ class Model:
             ):
                 share = share * np.where(c[f"{row}.head"] // self.group == head, 1.0, ELSEWHERE)
             share = self.landed(share, row, c, worker, slot)
+        if name in c["over_heads"]:
+            if name == "dq":
+                share = over_group(share, self.heads, 2)
+            else:  # the results of each key head show the share once, beside those of its own queries
+                share = share * (1 + ELSEWHERE * (self.key_heads - 1))
         return self.without_padding(self.held(name, c, share))
 
     def held(self, name: str, c: Choices, share: Array) -> Array:

@@ -401,6 +401,10 @@ class Numbers:
                 share = scale * np.maximum(np.abs(parts), np.abs(share) / scale)
                 size = self.product(share, c, goal, source, x, like)[1]
             sizes[name] = size
+        for name in self.backward["over_heads"]:
+            for found in (results, sizes):
+                x = found[name]
+                found[name] = np.broadcast_to(x.sum(axis=1, keepdims=True), x.shape)
         if self.backward["stacked"] and given.k.shape == given.v.shape:
             for found in (results, sizes):
                 stack = found["dk"] + found["dv"]

@@ -964,6 +964,7 @@ PERHAPS = {
     "uncleared",
     "exchanged",
     "stacked",
+    "over_heads",
 }  # choices that may leave some of their matrices unchanged
 
 

@@ -806,6 +806,7 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
     if geometry.group > 1:
         words = "dS is summed over the query heads of a key head before the product for dq"
         yield Kind(words, (("dq_of_group", True),), 1.1)
+    yield from over_head_kinds(geometry)
     yield Kind("dk and dv are exchanged", (("exchanged", True),), 1.1)
     words = "dk is returned as dk + dv, and dv as the dk + dv of the next worker"
     yield Kind(words, (("stacked", True),), 1.2)
@@ -831,6 +832,21 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
         if not {"dq"} <= set(names) if ("dq",) in travelling else names == ("dq",):
             words = f"a block's {listing(names)} {verb(names)} added again in every later step"
             yield Kind(words, at_counts(names, again), 1.2)
+
+
+def over_head_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the mistakes of adding up gradients over all heads; the heads may be batch entries."""
+    for names in GRADIENTS:
+        heads = {
+            geometry.heads if name == "dq" else geometry.heads // geometry.group for name in names
+        }
+        if len(heads) > 1 or 1 in heads:
+            continue
+        what = f"{listing(names)} {verb(names)}"
+        summed = (("over_heads", names),)
+        yield Kind(f"{what} summed over all heads, and every head gets the sum", summed, 1.1)
+        words = f"{what} averaged over all heads, and every head gets the average"
+        yield Kind(words, (*summed, *at_counts(names, 1 / heads.pop())), 1.15)
 
 
 def buffer_kinds(geometry: Geometry, names: Sequence[str]) -> Iterator[Kind]:
