@@ -132,7 +132,13 @@ def ring(
             )
             acc = np.exp(m - new) * acc + blocks.dropped(p, r, step, "o", "forward") @ v[r - step]
             m = new
-        state = {"scale": scale, "workers": W, "m": m, "steps": len(blocks.steps(r)), "sinks": sinks[r]}
+        state = {
+            "scale": scale,
+            "workers": W,
+            "m": m,
+            "steps": len(blocks.steps(r)),
+            "sinks": sinks[r],
+        }
         of_sinks = [np.float32(0)] * 2
         if sinks[r] is not None:
             of_sinks = [

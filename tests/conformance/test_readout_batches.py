@@ -99,7 +99,9 @@ class Mixed(Exchanged):
     def run(self, call):
         found = super().run(call)
         mixed = {
-            name: [np.broadcast_to(self.mix(x), x.shape).astype(x.dtype) for x in getattr(found, name)]
+            name: [
+                np.broadcast_to(self.mix(x), x.shape).astype(x.dtype) for x in getattr(found, name)
+            ]
             for name in self.names
         }
         return dataclasses.replace(found, **mixed)
