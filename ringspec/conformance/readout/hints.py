@@ -6,7 +6,7 @@ to which dq is sent.
 
 from __future__ import annotations
 
-from ringspec.conformance.readout.vocabulary import Kind
+from ringspec.conformance.readout.kinds import Kind
 
 MASKS = "look at where the mask of a block gets the positions of its queries and keys, especially after the first transfer"
 SOURCES = "look at which buffer the block reads: the one that the last transfer filled, or the one that is being sent"

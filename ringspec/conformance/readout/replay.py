@@ -20,6 +20,7 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.choices import KERNELS, Choices, components
 from ringspec.conformance.readout.geometry import Geometry, dealt_otherwise
+from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.model import Core, Model, placed
 from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept
@@ -34,7 +35,7 @@ from ringspec.conformance.readout.search import (
     near,
 )
 from ringspec.conformance.readout.told import Told
-from ringspec.conformance.readout.vocabulary import Fault, Kind, fault_named, kinds_of
+from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans, Integers

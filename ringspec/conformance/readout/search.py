@@ -25,6 +25,7 @@ import numpy as np
 
 from ringspec.conformance.readout.choices import KERNELS, OF_ALL, Choices, Tiles, components
 from ringspec.conformance.readout.geometry import dealt_otherwise
+from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
 from ringspec.conformance.readout.model import OF_DROP, Forward, Gradients, Model, Shares
@@ -40,7 +41,7 @@ from ringspec.conformance.readout.places import (
     pairs_listed,
     worker_places,
 )
-from ringspec.conformance.readout.vocabulary import Fault, Kind, kinds_of
+from ringspec.conformance.readout.vocabulary import kinds_of
 from ringspec.problem.model import Array, Booleans
 
 ZERO = 1e-6  # smaller weights count as 0
