@@ -18,7 +18,7 @@ from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
 from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.proof import read_proven
-from ringspec.conformance.readout.reading import Reading
+from ringspec.conformance.readout.reading import Named, PassRead, Reading
 from ringspec.conformance.readout.search import EVALUATIONS, Reader, composed
 from ringspec.conformance.readout.told import unexplained
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
@@ -193,22 +193,26 @@ def test_numbers_that_only_the_unread_columns_hold_are_compared_too():
     assert "The readout does not see why" in unexplained([one])[0]
 
 
-def test_the_search_in_a_problem_gets_what_those_of_earlier_problems_left(monkeypatch):
+@pytest.mark.parametrize("explained", [True, False])
+def test_the_search_in_a_problem_gets_what_explained_problems_left(monkeypatch, explained):
     shares = []
+    fault = Named("forward", "the block is not computed", "", 1.0, "")
+    part = PassRead(((fault,),)) if explained else PassRead(left="everything")
 
     def reading_at_once(problem, outputs, earlier, share):
-        shares.append(share)
-        return Reading(problem.id, False, evaluations=10_000)
+        shares.append(share * EVALUATIONS)
+        return Reading(problem.id, False, part, evaluations=6_000)
 
     monkeypatch.setattr(explain, "read_proven", reading_at_once)
     monkeypatch.setattr(explain, "known_bug", lambda *given: None)  # seconds
     target = Claiming(REFERENCES["float32"], circulations=("kv",))
     count = len(explain_target(target).runs)
-    of_second = (explain.EVALUATIONS_OF_ALL - 10_000) / EVALUATIONS
-    assert shares[:2] == [explain.EVALUATIONS_OF_ALL / EVALUATIONS, of_second]
-    of_third = (explain.EVALUATIONS_OF_ALL - 20_000) / EVALUATIONS
-    assert shares[2] == of_third > explain.LEAST / EVALUATIONS
-    assert shares[3:] == [explain.LEAST / EVALUATIONS] * (count - 3)
+    left = [explain.EVALUATIONS_OF_ALL - 6_000 * n for n in range(count)]
+    most = [
+        min(x, explain.EVALUATIONS_OF_ONE) if explained or not n else 0 for n, x in enumerate(left)
+    ]
+    assert most[0] == explain.EVALUATIONS_OF_ONE and count > 4
+    assert shares == pytest.approx([max(x, explain.LEAST) for x in most])
 
 
 def test_an_explanation_does_not_depend_on_the_speed_of_the_machine(monkeypatch):
