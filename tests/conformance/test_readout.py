@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from ringspec.cli import main
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.readout import geometry, search
+from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.pairs import Seen
@@ -19,7 +20,7 @@ from ringspec.conformance.readout.places import LISTED, block_places, joined, pa
 from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.proof import read_proven
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
-from ringspec.conformance.readout.search import EVALUATIONS, Reader, composed
+from ringspec.conformance.readout.search import EVALUATIONS, Reader
 from ringspec.conformance.readout.told import unexplained
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.run import explain

@@ -17,12 +17,14 @@ import numpy as np
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.choices import Choices
+from ringspec.conformance.readout.fault_sets import cost
 from ringspec.conformance.readout.hints import hint_for
 from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.matches import Explanation, near
 from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
-from ringspec.conformance.readout.search import EVALUATIONS, Explanation, Reader, cost, near
+from ringspec.conformance.readout.search import EVALUATIONS, Reader
 from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans
 from ringspec.recipes import RECIPES

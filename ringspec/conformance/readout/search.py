@@ -1,13 +1,10 @@
-"""Find the faults that reproduce what was read: single faults first, then sets of two and three.
+"""Propose the faults that may explain what was read from the results of one problem, pass by pass.
 
 The forward pass is explained before the backward pass. A *pair* [a, b, h, i, j] is query i of worker a with key j of
 worker b in head h. A *block* [a, b] contains all pairs of two workers, and a *row* [a, h, i] all pairs of one query in
 one head. A *kind* is a mistake, such as a wrong mask. A *fault* is a kind at a *place*, which is a set of pairs. The
 *choices* of a ring say what it does for each pair, and every fault changes some of them. A *share* is what one pair
 adds to a row of o, dq, dk or dv.
-
-The *matrices* of the forward pass are 'A', the weights, and 'V', the products of the weights with the values; lse is
-compared in the same way. Those of the backward pass are 'P', the weights, and dS as used for dq and for dk.
 """
 
 from __future__ import annotations
@@ -16,23 +13,48 @@ import dataclasses
 import functools
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringspec.conformance.readout.choices import KERNELS, OF_ALL, Choices, Tiles, components
+from ringspec.conformance.readout.effects import (
+    AFTER_MERGES,
+    GOALS,
+    LANDING,
+    OF_GRADIENTS,
+    OF_LSE,
+    OF_O,
+    OF_ROW,
+    OF_ROW_SUMS,
+    OF_WHOLE,
+    PERHAPS,
+    STORED,
+    matrices,
+    names_of,
+)
+from ringspec.conformance.readout.fault_sets import Attempt, Candidates, Predict, composed, explain
 from ringspec.conformance.readout.geometry import dealt_otherwise
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.matches import (
+    ZERO,
+    Explanation,
+    Match,
+    alike,
+    changes,
+    finite_size,
+    in_halves,
+    in_tiles,
+    near,
+    of_pairs,
+    ratio_steady,
+)
 from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
 from ringspec.conformance.readout.model import OF_DROP, Forward, Gradients, Model, Shares
 from ringspec.conformance.readout.pairs import Pairs, Seen
 from ringspec.conformance.readout.places import (
-    LISTED,
-    PAIRS,
     Amounts,
     Place,
     Places,
@@ -44,50 +66,30 @@ from ringspec.conformance.readout.places import (
 from ringspec.conformance.readout.vocabulary import kinds_of
 from ringspec.problem.model import Array, Booleans
 
-ZERO = 1e-6  # smaller weights count as 0
 FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
-KEPT = (
-    10,
-    5,
-)  # how many partial sets of one fault, and of two faults, are extended by another fault
-MOST_FAULTS = 3
+
 # What a backward pass may compute instead of the gradient of attention.
 SAME = "The backward pass does the same."
+
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
+
 SAVED = "The backward pass uses o and lse as they are before this."
-STORED = (
-    "o_tokens",
-    "o_to",
-    *components("o_row"),
-    *components("lse_row"),
-    "lse_out",
-    "o_times",
-    "sink_lse",
-)
+
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
-NOTHING = 0.05  # a smaller factor cannot be told from 0 in every pair
-MOST_ALONE = (
-    24  # how many single faults are tried as the explanation of a part, after the sets of faults
-)
+
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
+
 # Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
 # results that stay unexplained take.
 EVALUATIONS = 33_000
+
 OF_FORWARD = 2 / 3  # the share of the search in the forward pass, if a backward pass follows
+
 MOST_WHOLE, MOST_PARTIAL = (
     40,
     3,
 )  # how many places of a kind are tried: those that explain everything, and those that do not
-# Choices that change weights outside of their own block, or in other columns.
-OF_ROW_SUMS = {"merge", "count", "centred", "o_times", "drop_l", "drop_times", *components("v")}
-# Choices that change only lse, and those that change only o.
-OF_LSE, OF_O = {"lse_out", "lse_row", "sink_lse"}, {"finish", "o_times", "o_row", "sink_o"}
-# Choices of what happens to the merged o and lse before they are returned.
-AFTER_MERGES = (*STORED, "finish", "sink_o", *components("v"), "tiles")
-# Choices of tokens by which a share can land in a wrong row or column, and the matrix in which that shows.
-LANDING = {
-    "dbias_to": "dS of bias", "dbias_k": "dS of bias", "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
-}  # fmt: skip
+
 CARRIED = (
     *components("q"), *components("k"), *components("v"), "mask", "times", "cap", "count", "hidden_score",
     *components("sink_of"), "sink_o", *components("bias_q"), *components("bias_k"), "bias_times", *OF_DROP,
@@ -101,102 +103,6 @@ def carried(right: Choices, forward: Choices) -> Choices:
     """
     same = right.taking(CARRIED, forward)
     return Choices({**same.of, "dq_k.head": forward["k.head"]})
-
-
-@dataclass(frozen=True)
-class Match:
-    """How far a prediction agrees with what was read, by matrix.
-
-    ``equal``: which elements agree. ``ours``: the prediction. ``compared``: the function that computes ``alike``, which
-    most predictions do not need.
-    """
-
-    equal: dict[str, Booleans]
-    ours: dict[str, Array]
-    compared: Callable[[], dict[str, Booleans]]
-
-    @cached_property
-    def alike(self) -> dict[str, Booleans]:
-        """By matrix, which halves of a block's rows agree up to a factor, [a, b, h, i, 2]."""
-        return self.compared()
-
-    @cached_property
-    def whole(self) -> bool:
-        return all(x.all() for x in self.equal.values())
-
-    @cached_property
-    def blocks(self) -> dict[str, Booleans]:
-        """By matrix, the blocks [a, b] in which every element agrees; for lse and V, the workers [a]."""
-        return {name: in_blocks(x, np.all) for name, x in self.equal.items()}
-
-    @cached_property
-    def wrong(self) -> dict[str, int]:
-        """The number of elements that disagree, by matrix; under 'shape of ...', of halves of rows that are not ``alike``."""
-        return {name: int(x.size - x.sum()) for name, x in self.equal.items()} | {
-            f"shape of {name}": int(x.size - x.sum()) for name, x in self.alike.items()
-        }
-
-    @cached_property
-    def score(self) -> float:
-        """The fraction of each matrix that agrees, summed over the matrices."""
-        return sum(float(x.mean()) for x in self.equal.values())
-
-    def gain(self, plain: Match) -> float:
-        """Return the fraction of the wrong elements in ``plain`` that are right here, summed over the matrices."""
-        total = 0.0
-        for name, wrong in plain.wrong.items():
-            weight = 0.5 if name.startswith("shape") else 1.0
-            total += weight * max(0, wrong - self.wrong[name]) / max(wrong, 0.01 * plain.ours_size)
-        return total
-
-    @cached_property
-    def ours_size(self) -> int:
-        return max(x.size for x in self.ours.values())
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The faults of a pass. ``whole``: they account for everything that was read.
-
-    ``others``: other sets of faults that account for everything. ``base``: what the backward pass computes apart from
-    the faults; '' if it is the gradient of attention.
-    """
-
-    faults: tuple[Fault, ...]
-    whole: bool
-    match: Match
-    others: tuple[tuple[Fault, ...], ...] = ()
-    base: str = ""
-
-
-def in_blocks(x: Booleans, which: Callable[..., Booleans]) -> Booleans:
-    """Reduce pairs [a, b, h, i, j] to blocks [a, b], or rows [a, h, i] to workers [a]; ``which`` is np.any or np.all."""
-    return which(x, axis=tuple(range(2 if x.ndim == 5 else 1, x.ndim)))
-
-
-def near(seen: Array, ours: Array, size: Array, tolerance: float) -> Booleans:
-    """Return where two arrays differ by at most ``tolerance`` times ``size``. NaN never agrees; equal infinities do."""
-    with np.errstate(invalid="ignore"):
-        close = np.abs(seen - ours) <= tolerance * size + ZERO
-        return (close & np.isfinite(ours)) | (seen == ours)
-
-
-def alike(seen: Array, ours: Array, tolerance: float) -> Booleans:
-    """Return which halves of rows, [a, b, h, i, 2], have the same zeros and otherwise differ by one positive factor."""
-    halves = (*seen.shape[:4], 2, -1) if seen.shape[4] % 2 == 0 else (*seen.shape[:4], 1, -1)
-    return ratio_steady(seen.reshape(halves), ours.reshape(halves), tolerance)
-
-
-def ratio_steady(seen: Array, ours: Array, tolerance: float) -> Booleans:
-    """Return where two arrays, along the last axis, have the same zeros and otherwise differ by one positive factor."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        nothing = np.abs(ours) <= ZERO
-        zeros = (np.abs(seen) <= ZERO) == nothing
-        ratio = seen / np.where(nothing, 1.0, ours)
-        low = np.where(nothing, np.inf, ratio).min(axis=-1)
-        high = np.where(nothing, -np.inf, ratio).max(axis=-1)
-        steady = (high <= low * (1 + 2 * tolerance)) & (low > 0) | (high == -np.inf)
-    return zeros.all(axis=-1) & steady
 
 
 def containing(pairs: Booleans) -> Callable[[Place], bool]:
@@ -215,39 +121,6 @@ def touching(halves: Booleans) -> Callable[[Place], bool]:
         return not (halves & ~there).any()
 
     return touches
-
-
-def in_halves(pairs: Booleans) -> Booleans:
-    """Return in which halves of rows, [a, b, h, i, 2], there are some of the ``pairs``; whole rows if they have no halves."""
-    n = pairs.shape[4]
-    return np.asarray(pairs.reshape(*pairs.shape[:4], 2 - n % 2, -1).any(axis=5))
-
-
-def of_pairs(halves: Booleans, slots: int) -> Booleans:
-    """Repeat the value of each half of a row, so that every pair [a, b, h, i, j] has one."""
-    return np.repeat(halves, slots // halves.shape[4], axis=4)
-
-
-def in_tiles(inside: Booleans, outside: Booleans, either: Booleans) -> Booleans:
-    """Complete the pairs ``inside`` [a, b, h, i, j] to whole tiles by adding pairs of ``either``.
-
-    ``either``: pairs that may be inside or outside. A tile is a rectangular part of a block whose sides are those of
-    the block divided by powers of 2. The largest tiles that never contain pairs of both ``inside`` and ``outside`` are
-    used.
-    """
-    n = inside.shape[3]
-    sizes = [n >> x for x in range(n.bit_length()) if n % (1 << x) == 0]
-    for rows, keys in sorted(((i, j) for i in sizes for j in sizes), key=lambda x: -x[0] * x[1]):
-        shape = (*inside.shape[:3], n // rows, rows, n // keys, keys)
-        some, others = (x.reshape(shape).any(axis=(4, 6), keepdims=True) for x in (inside, outside))
-        if not (some & others).any():
-            return inside | (either & np.broadcast_to(some, shape).reshape(inside.shape))
-    return inside
-
-
-Candidates = Iterator[tuple[Fault, Match]]
-Predict = Callable[[Choices], Match]
-Attempt = Callable[[Fault], Match]  # predicts what a fault gives, besides those found so far
 
 
 class Reader:
@@ -940,230 +813,7 @@ class Reader:
         return good, bad
 
 
-# Choices by which a share depends on other pairs: of all blocks, and of its row.
-OF_WHOLE = ("dy_ones", "turned", "dq_of_group")
-OF_ROW = ("lse", "delta", "dv_form", "centred", "value_mask")
 # The matrices of the backward pass, and the names under which the model and Seen have them.
 GRADIENTS_READ = {
     "P": "p", "dS of dq": "ds_of_dq", "dS of dk": "ds_of_dk", "dS of bias": "ds_of_bias", "dsinks": "dsinks",
 }  # fmt: skip
-OF_SINKS = ("dsink", "dsink_times", "dsink_of", "sink_of", "sink_o")
-OF_GRADIENTS = set(OF_SINKS) | {
-    f"{name}_{what}" for name in ("dq", "dk", "dv", "dbias") for what in ("to", "count", "form", "q", "k", "dy")
-}  # fmt: skip
-GOALS = {
-    "P": ("dv_dy", "dv_to"),
-    "dS of dq": ("dq_to", "dq_k"),
-    "dS of dk": ("dk_q", "dk_to"),
-    "dS of bias": ("dbias_to", "dbias_k"),
-    "A": ("dq_to", "v"),
-}
-PERHAPS = {
-    "turned",
-    "dy_ones",
-    "adds",
-    "uncleared",
-    "exchanged",
-    "stacked",
-    "over_heads",
-}  # choices that may leave some of their matrices unchanged
-
-
-def names_of(kind: Kind) -> set[str]:
-    """Return the names of the choices that a kind changes, without the ending 'worker', 'head' or 'slot'."""
-    return {slot.split(".")[0] for slot in kind.slots}
-
-
-def matrices(kind: Kind) -> tuple[str, ...]:
-    """Return the matrices of the backward pass that a kind may change."""
-    found = set()
-    for name in names_of(kind):
-        found |= set(CHANGED_BY.get(name, ("P", *BOTH)))
-    if kind.only:
-        found &= {"dS of dq", "dS of bias"} if kind.only == "dq" else {"P", "dS of dk"}
-    return tuple(sorted(found))
-
-
-BOTH = ("dS of dq", "dS of dk", "dS of bias")
-CHANGED_BY = {
-    "dv_dy": ("P",), "dv_to": ("P",), "dv_count": ("P",), "dv_form": ("P",), "value_mask": ("P",),
-    "drop_dv": ("P",), "drop_ds": BOTH,
-    "dq_to": BOTH[:1], "dq_k": BOTH[:1], "dq_count": BOTH[:1], "dq_form": BOTH[:1],
-    "dk_q": BOTH[1:2], "dk_to": BOTH[1:2], "dk_count": BOTH[1:2], "dk_form": BOTH[1:2],
-    "dbias_to": BOTH[2:], "dbias_k": BOTH[2:], "dbias_count": BOTH[2:], "dbias_form": BOTH[2:],
-    "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH, "cap_slope": BOTH, "dlse_of": BOTH, "dlse_times": BOTH,
-    "exchanged": ("P", "dS of dk"), "stacked": ("P", "dS of dk"), "dq_of_group": BOTH[:1], **dict.fromkeys(OF_SINKS, ("dsinks",)),
-}  # fmt: skip
-
-
-def changes(before: Match, after: Match, name: str) -> bool:
-    return bool((before.equal[name] != after.equal[name]).any())
-
-
-def finite_size(x: Array) -> Array:
-    return np.where(np.isfinite(x), np.abs(x), 0.0)
-
-
-def composed(choices: Choices, faults: Sequence[Fault]) -> Choices:
-    for fault in faults:
-        choices = fault.applied(choices)
-    return choices
-
-
-Chain = tuple[tuple[Fault, ...], Match]
-
-
-def explain(
-    model: Model,
-    keep: Callable[[Choices], None],
-    predict: Predict,
-    base: Choices,
-    proposed: Callable[[Choices, Match, bool], Candidates],
-    evaluations: float,
-) -> Explanation:
-    """Return the smallest set of faults that explains everything; if none is found, a set that explains a part.
-
-    Of sets with equally many faults, the simplest is returned. Each fault of a partial set explains the blocks that it
-    changes.
-
-    The search ends when ``model`` has computed as many ``evaluations``. ``keep`` stores what similar choices have in common, so that they are predicted faster. ``predict``
-    compares a prediction with what was read, and ``proposed`` yields the faults to try. ``base`` are the choices without
-    faults.
-    """
-    model.most = model.evaluations + evaluations
-    keep(base)
-    plain = predict(base)
-    if plain.whole:
-        return Explanation((), True, plain)
-    beam: list[Chain] = [((), plain)]
-    best: list[list[Chain]] = []
-
-    def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
-        """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
-        whole: list[Chain] = []
-        tried: list[Chain] = []
-        for faults, _ in beam:
-            choices = composed(base, faults)
-            keep(choices)
-            match = predict(choices)
-            before = match.gain(plain)
-            for fault, got in proposed(choices, match, last):
-                if got.whole:
-                    whole.append(((*faults, fault), got))
-                elif not last and got.gain(plain) > before:
-                    tried.append(((*faults, fault), got))
-                if not model.may_go_on():
-                    return whole, tried
-            if whole and faults:
-                break
-        return whole, tried
-
-    for depth in range(MOST_FAULTS):
-        # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
-        whole, tried = extended(True)
-        if not whole and depth + 1 < MOST_FAULTS:
-            whole, tried = extended(False)
-        if whole:
-            whole.sort(key=cost)
-            return Explanation(whole[0][0], True, whole[0][1], tuple(x[0] for x in whole[1:]))
-        if not tried:
-            break
-        tried.sort(key=lambda x: (-x[1].gain(plain), cost(x)))
-        beam = varied(tried, KEPT[depth])
-        best.insert(0, beam)
-        if not depth:
-            simple = [x for x in tried if not x[0][0].place.words.startswith((LISTED, PAIRS))]
-            best.append(varied(simple, MOST_ALONE))
-    for faults, match in itertools.chain(*best):
-        supported, shown = faults, match
-        while supported:
-            left = tuple(f for f in supported if holds(predict, base, supported, f, shown))
-            if left == supported:
-                return Explanation(supported, shown.whole, shown)
-            supported, shown = left, predict(composed(base, left))
-    return Explanation((), False, plain)
-
-
-def varied(tried: Sequence[Chain], most: int) -> list[Chain]:
-    """Return the first ``most`` sets, without those that predict the same as an earlier set or are part of one."""
-    found: list[Chain] = []
-    for chain in tried:
-        same = any(
-            part_of(chain[0], one[0])
-            or all(np.array_equal(one[1].ours[name], x) for name, x in chain[1].ours.items())
-            for one in found
-        )
-        if not same:
-            found.append(chain)
-        if len(found) == most:
-            break
-    return found
-
-
-def part_of(faults: Sequence[Fault], others: Sequence[Fault]) -> bool:
-    """Return whether each of ``faults`` has a fault of the same kind in ``others``, at a place that contains its own."""
-    return all(
-        one.kind is other.kind and not (one.place.table & ~other.place.table).any()
-        for one, other in zip(faults, others, strict=True)
-    )
-
-
-def loses(value: object) -> bool:
-    """Return whether a factor removes all, or nearly all, of a share somewhere."""
-    factors = np.asarray(value)
-    return factors.dtype.kind == "f" and bool((np.abs(factors) < NOTHING).any())
-
-
-def empties(after: Match, before: Match) -> bool:
-    """Return whether, in some block, everything that differs between two matches nearly vanishes in the first."""
-    for name, ours in after.ours.items():
-        was = before.ours[name]
-        changed = ~near(ours, was, finite_size(ours), 1e-9)
-        left = changed & ~(np.abs(ours) <= NOTHING * np.abs(was))
-        if (in_blocks(changed, np.any) & ~in_blocks(left, np.any)).any():
-            return True
-    return False
-
-
-def cost(chain: Chain) -> float:
-    return sum(fault.cost for fault in chain[0])
-
-
-def holds(
-    predict: Predict,
-    base: Choices,
-    faults: Sequence[Fault],
-    fault: Fault,
-    match: Match,
-) -> bool:
-    """Return whether a fault of a partial set explains every block that it changes.
-
-    The fault must not make anything wrong. If it removes shares, every matrix that it may change must agree everywhere.
-    The blocks that it changes must agree. For a fault in the forward pass, or only in the products for dq, dk and dv,
-    they must agree in every matrix; for other faults, in at least one. For a fault whose effect on a block does not depend on
-    other blocks, it is enough that the block's rows agree up to a factor.
-    """
-    without = predict(composed(base, [one for one in faults if one is not fault]))
-    if any((x & ~match.equal[name]).any() for name, x in without.equal.items()):
-        return False
-    if any(loses(value) for _, value in fault.kind.changes) or empties(match, without):
-        # While anything is unexplained elsewhere, a share that is missing here may have been moved there.
-        names = matrices(fault.kind) if fault.phase == "backward" else tuple(match.ours)
-        if not all(match.equal[name].all() for name in names if name in match.equal):
-            return False
-    equal = []
-    for name, ours in match.ours.items():
-        changed = ~near(ours, without.ours[name], finite_size(ours), 1e-9)
-        if not changed.any():
-            continue
-        blocks = in_blocks(changed, np.any)
-        equal.append(
-            bool(match.blocks[name][blocks].all() and not without.blocks[name][blocks].all())
-        )
-        if name in match.alike and not fault.kind.of_workers and not fault.kind.slots & OF_ROW_SUMS:
-            inside = blocks & fault.place.blocks
-            shaped, was = (in_blocks(x.alike[name], np.all) for x in (match, without))
-            if inside.any() and shaped[inside].all() and not was[inside].any():
-                return True
-    strictly = fault.phase == "forward" or names_of(fault.kind) <= OF_GRADIENTS
-    return bool(equal) and (all(equal) if strictly else any(equal))
