@@ -11,16 +11,18 @@ from click.testing import CliRunner
 
 from ringspec.cli import main
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout import geometry, search
+from ringspec.conformance.readout import backward_search, forward_search, geometry
+from ringspec.conformance.readout.backward_search import explain_backward
 from ringspec.conformance.readout.fault_sets import composed
+from ringspec.conformance.readout.forward_search import explain_forward
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
 from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.proof import read_proven
+from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
-from ringspec.conformance.readout.search import EVALUATIONS, Reader
 from ringspec.conformance.readout.told import unexplained
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.run import explain
@@ -165,10 +167,10 @@ def test_two_faults_of_one_pass_are_both_found(phase, pair):
     assert None not in faults
     with np.errstate(all="ignore"):
         seen = seen_of(reader, *((faults, ()) if phase == "forward" else ((), faults)))
-        found, choices = reader.forward(seen)
+        found, choices = explain_forward(reader, seen)
         if phase == "backward":
             assert found.whole and not found.faults
-            found = reader.backward(seen, choices, True)
+            found = explain_backward(reader, seen, choices, True)
     assert found.whole and len(found.faults) == 2
     told = {fault.kind.words for one in (found.faults, *found.others) for fault in one}
     assert told & {words for _, words in pair}
@@ -233,7 +235,7 @@ def test_an_explanation_does_not_depend_on_the_speed_of_the_machine(monkeypatch)
 def test_the_searches_end_when_they_have_made_their_evaluations(monkeypatch):
     target = MutantTarget(MUTANTS["other-workers-unwritten"], "float32")
     problem = problems_for(target.capabilities)[0][0]
-    made, original, share = [], search.explain, 0.01
+    made, original, share = [], forward_search.explain, 0.01
     outputs = run_problem(target, problem, share=share).outputs
 
     def counted(model, *given):
@@ -242,10 +244,11 @@ def test_the_searches_end_when_they_have_made_their_evaluations(monkeypatch):
         made.append(model.evaluations - before)
         return found
 
-    monkeypatch.setattr(search, "explain", counted)
+    for module in (forward_search, backward_search):
+        monkeypatch.setattr(module, "explain", counted)
     read_proven(problem, outputs, share=share)
     # One kind of fault is tried to its end before the count is compared.
-    most = share * EVALUATIONS * search.OF_FORWARD
+    most = share * EVALUATIONS * forward_search.OF_FORWARD
     assert len(made) > 1 and all(0 < x < most + 1_000 for x in made)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
+from ringspec.conformance.readout.backward_search import GRADIENT, SAME, SAVED, carried
 from ringspec.conformance.readout.choices import KERNELS, Choices, components
 from ringspec.conformance.readout.effects import STORED
 from ringspec.conformance.readout.fault_sets import composed
@@ -28,7 +29,6 @@ from ringspec.conformance.readout.matches import near
 from ringspec.conformance.readout.model import Core, Model, placed
 from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept
 from ringspec.conformance.readout.problems import TOLERANCES
-from ringspec.conformance.readout.search import GRADIENT, SAME, SAVED, carried
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.target.protocol import Call

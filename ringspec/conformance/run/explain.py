@@ -31,8 +31,8 @@ from ringspec.conformance.readout.problems import (
     settings_for,
 )
 from ringspec.conformance.readout.proof import read_as, read_proven
+from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.search import EVALUATIONS
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
 from ringspec.conformance.run.call import Stop, ask, outputs_of
