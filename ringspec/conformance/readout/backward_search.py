@@ -289,9 +289,10 @@ def in_part(
     if there is None:
         return with_kind(reader, seen, saved, applied)[1]
     reader.model.evaluations += 1
-    shares = (
-        was if was is None or was is now else np.where(fault.place.table, now, was)
+    table = fault.place.table
+    shares = [
+        was if was is None or now is None or was is now else np.where(table, now, was)
         for was, now in zip(here, there, strict=True)
-    )
-    gradients = reader.model.gradients(applied, Shares(*shares), *saved)
+    ]
+    gradients = reader.model.gradients(applied, Shares._make(shares), *saved)
     return match_backward(reader, seen, gradients)

@@ -310,12 +310,12 @@ def merging_well(
     p, weight, lse = reader.model.weights_of_blocks(choices, c, there)
     total = seen.weights.sum(axis=4)
     right = near(total, weight * p, np.abs(total), 4 * reader.tolerance).all(axis=2)
-    found = right & ~match.equal["A"].all(axis=(1, 4))
+    found = np.asarray(right & ~match.equal["A"].all(axis=(1, 4)))
     if seen.lse is not None:
         same = near(seen.lse, lse, np.maximum(1.0, finite_size(lse)), reader.tolerance)
         right &= same
         found |= right & ~match.equal["lse"]
-    well = found.any(axis=(1, 2, 3))
+    well = np.asarray(found.any(axis=(1, 2, 3)))
     if last and shows_merges(reader, choices):
         well &= (right | ~wrong_rows(reader, match)).all(axis=(1, 2, 3))
     return [x for x, one in zip(places, well, strict=True) if one]

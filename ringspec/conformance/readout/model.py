@@ -635,7 +635,8 @@ class Model:
         back = -self.geometry.direction
         for t in range(steps):
             b = self.order[:, t]
-            m_b, l_b, kind_b = (x[..., self.rows, b, :, :] for x in (m, l, kinds))
+            m_b, l_b = (x[..., self.rows, b, :, :] for x in (m, l))
+            kind_b = kinds[..., self.rows, b, :, :]
             here, fresh = l_b != 0, run_l == 0
             new = merge("right", run_m, run_l, omega, m_b, l_b, t, self.geometry)
             if wrong:
