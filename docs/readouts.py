@@ -36,7 +36,9 @@ def told() -> dict[str, list[str]]:
 
 
 def main() -> None:
-    explain.EVALUATIONS_OF_ALL = float("inf")  # every problem gets the full search
+    explain.EVALUATIONS_OF_ONE = explain.LEAST = (
+        explain.EVALUATIONS
+    )  # every problem gets the full search
     made = {mutant.id: sentences_of(mutant) for mutant in MUTANTS.values()}
     explained = {id: sentences for id, sentences in made.items() if sentences}
     STORED.write_text(json.dumps(explained, indent=1) + "\n", encoding="utf-8")

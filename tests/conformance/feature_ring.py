@@ -1,4 +1,4 @@
-"""A causal KV ring in float32, contiguous and for one batch entry, with sinks, a bias and dropout; each fault is a function."""
+"""A causal KV ring in float32, for one batch entry, with sinks, a bias and dropout; each fault is a function."""
 
 from functools import partial
 
@@ -18,7 +18,10 @@ def right_dsinks(p, row, **state):
 
 
 def right_bias(bias, r, step, n, **state):
-    """The part of the biases, one array [H, n, W n] for each worker, that worker r adds in a step."""
+    """The part of the biases, one array [H, n, W n] for each worker, that worker r adds in a step.
+
+    The columns, and those of masks and of the gradient, are in the order of the workers.
+    """
     return columns(bias[r], r - step, n)
 
 
@@ -38,14 +41,15 @@ def right_drop(masks, r, step, n, use, phase, p, seed):
 def masks_of(call, seed, n, heads):
     """The masks of a call for a seed, or the ones that it gives."""
     if "keep" in call.tensors:
-        return [np.asarray(x)[0] for x in call.tensors["keep"]]
-    tokens = np.arange(call.workers * n)[None]
+        return [np.asarray(x)[0][..., call.index_q.ravel()] for x in call.tensors["keep"]]
+    tokens = call.index_q.reshape(1, -1)
     given = {"dropout_p": call.terms["dropout_p"], "dropout_seed": seed}
     mask = keep_mask(tokens, tokens, heads=np.arange(heads), batches=np.zeros(1, int), **given)[0]
     return np.split(mask, call.workers, axis=1)
 
 
 def columns(x, owner, n):
+    owner = owner % (x.shape[2] // n)
     return x[:, :, owner * n : (owner + 1) * n]
 
 
@@ -54,6 +58,7 @@ class Blocks:
 
     def __init__(self, call, bias, drop, seed):
         self.workers, self.scale = call.workers, np.float32(call.terms["scale"])
+        self.index = call.index_q
         self.q, k, v, self.dy = (
             [np.asarray(x, np.float32)[0] for x in call.tensors[name]]
             for name in ("q", "k", "v", "dy")
@@ -62,7 +67,9 @@ class Blocks:
         self.k, self.v = ([np.repeat(x, self.group, axis=0) for x in shards] for shards in (k, v))
         sinks = call.tensors.get("sinks", [None] * call.workers)
         self.sinks = [x if x is None else np.asarray(x, np.float32)[:, None] for x in sinks]
-        self.biases = [np.asarray(x, np.float32)[0] for x in call.tensors.get("bias", ())]
+        order = self.index.ravel()
+        biases = call.tensors.get("bias", ())
+        self.biases = [np.asarray(x, np.float32)[0][..., order] for x in biases]
         self.bias, self.drop = bias, drop
         self.p, self.seed = call.terms.get("dropout_p"), call.terms.get("dropout_seed", 0)
         if self.p:
@@ -75,9 +82,14 @@ class Blocks:
         if self.biases:
             more = {"scale": self.scale, "phase": phase, "workers": self.workers}
             s = s + self.bias(self.biases, r, step, self.n, **more)
-        if step == 0:
-            s = np.where(np.tri(self.n, dtype=bool), s, -np.inf)
-        return s.astype(np.float32)
+        return np.where(self.visible(r, step), s, -np.inf).astype(np.float32)
+
+    def visible(self, r, step):
+        return self.index[r - step][None] <= self.index[r][:, None]
+
+    def steps(self, r):
+        """The steps in which some query of worker r sees a key."""
+        return [step for step in range(self.workers) if self.visible(r, step).any()]
 
     def dropped(self, x, r, step, use, phase):
         if not self.p:
@@ -111,7 +123,7 @@ def ring(
     dk, dv = ([np.zeros_like(x) for x in shards] for shards in (k, v))
     for r in range(W):
         m, l, acc = np.float32(-100), np.float32(0), np.float32(0)
-        for step in range(r + 1):
+        for step in blocks.steps(r):
             s = blocks.scores(r, step, "forward")
             new = np.maximum(m, s.max(axis=2, keepdims=True))
             p = np.exp(s - new)
@@ -120,7 +132,13 @@ def ring(
             )
             acc = np.exp(m - new) * acc + blocks.dropped(p, r, step, "o", "forward") @ v[r - step]
             m = new
-        state = {"scale": scale, "workers": W, "m": m, "steps": r + 1, "sinks": sinks[r]}
+        state = {
+            "scale": scale,
+            "workers": W,
+            "m": m,
+            "steps": len(blocks.steps(r)),
+            "sinks": sinks[r],
+        }
         of_sinks = [np.float32(0)] * 2
         if sinks[r] is not None:
             of_sinks = [
@@ -133,7 +151,7 @@ def ring(
         delta = (o * dy[r]).sum(axis=2, keepdims=True)
         dq = np.zeros_like(q[r])
         of_bias = np.zeros((len(q[r]), n, W * n), np.float32)
-        for step in range(r + 1):
+        for step in blocks.steps(r):
             p = np.exp(blocks.scores(r, step, "backward") - used)
             dp = blocks.dropped(dy[r] @ v[r - step].swapaxes(1, 2), r, step, "dp", "backward")
             ds = blocks.dropped(p, r, step, "p", "backward") * (dp - delta)
@@ -144,7 +162,7 @@ def ring(
             dk[r - step] += ds.swapaxes(1, 2) @ q[r]
             dv[r - step] += blocks.dropped(p, r, step, "dv", "backward").swapaxes(1, 2) @ dy[r]
         if blocks.biases:
-            found["dbias"].append(of_bias[None])
+            found["dbias"].append(of_bias[None][..., np.argsort(blocks.index.ravel())])
         if sinks[r] is not None:
             weights = np.exp(sinks[r] - lse)
             found["dsinks"].append(dsinks(weights, delta[..., 0], worker=r, lse=lse, **state))
@@ -156,4 +174,10 @@ def ring(
     return Result(**{name: shards or None for name, shards in found.items()})
 
 
-Target = partial(Planted, ring, "contiguous", ("sinks", "bias", "dropout"))
+FEATURES = ("sinks", "bias", "dropout")
+Target = partial(Planted, ring, "contiguous", FEATURES)
+
+
+def with_layout(layout, **faults):
+    """The ring as a target of another layout, with faults."""
+    return Planted(ring, layout, FEATURES, **faults)

@@ -11,16 +11,20 @@ from click.testing import CliRunner
 
 from ringspec.cli import main
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout import geometry, search
+from ringspec.conformance.readout import backward_search, forward_search, geometry
+from ringspec.conformance.readout.backward_search import explain_backward
+from ringspec.conformance.readout.fault_sets import composed
+from ringspec.conformance.readout.forward_search import explain_forward
+from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
 from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.proof import read_proven
-from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.search import EVALUATIONS, Reader, composed
+from ringspec.conformance.readout.reader import EVALUATIONS, Reader
+from ringspec.conformance.readout.reading import Named, PassRead, Reading
 from ringspec.conformance.readout.told import unexplained
-from ringspec.conformance.readout.vocabulary import Fault, fault_named, kinds_of
+from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.run import explain
 from ringspec.conformance.run.explain import explain_target, run_problem
 from ringspec.conformance.target import Capabilities
@@ -163,10 +167,10 @@ def test_two_faults_of_one_pass_are_both_found(phase, pair):
     assert None not in faults
     with np.errstate(all="ignore"):
         seen = seen_of(reader, *((faults, ()) if phase == "forward" else ((), faults)))
-        found, choices = reader.forward(seen)
+        found, choices = explain_forward(reader, seen)
         if phase == "backward":
             assert found.whole and not found.faults
-            found = reader.backward(seen, choices, True)
+            found = explain_backward(reader, seen, choices, True)
     assert found.whole and len(found.faults) == 2
     told = {fault.kind.words for one in (found.faults, *found.others) for fault in one}
     assert told & {words for _, words in pair}
@@ -192,22 +196,26 @@ def test_numbers_that_only_the_unread_columns_hold_are_compared_too():
     assert "The readout does not see why" in unexplained([one])[0]
 
 
-def test_the_search_in_a_problem_gets_what_those_of_earlier_problems_left(monkeypatch):
+@pytest.mark.parametrize("explained", [True, False])
+def test_the_search_in_a_problem_gets_what_explained_problems_left(monkeypatch, explained):
     shares = []
+    fault = Named("forward", "the block is not computed", "", 1.0, "")
+    part = PassRead(((fault,),)) if explained else PassRead(left="everything")
 
     def reading_at_once(problem, outputs, earlier, share):
-        shares.append(share)
-        return Reading(problem.id, False, evaluations=10_000)
+        shares.append(share * EVALUATIONS)
+        return Reading(problem.id, False, part, evaluations=6_000)
 
     monkeypatch.setattr(explain, "read_proven", reading_at_once)
     monkeypatch.setattr(explain, "known_bug", lambda *given: None)  # seconds
     target = Claiming(REFERENCES["float32"], circulations=("kv",))
     count = len(explain_target(target).runs)
-    of_second = (explain.EVALUATIONS_OF_ALL - 10_000) / EVALUATIONS
-    assert shares[:2] == [explain.EVALUATIONS_OF_ALL / EVALUATIONS, of_second]
-    of_third = (explain.EVALUATIONS_OF_ALL - 20_000) / EVALUATIONS
-    assert shares[2] == of_third > explain.LEAST / EVALUATIONS
-    assert shares[3:] == [explain.LEAST / EVALUATIONS] * (count - 3)
+    left = [explain.EVALUATIONS_OF_ALL - 6_000 * n for n in range(count)]
+    most = [
+        min(x, explain.EVALUATIONS_OF_ONE) if explained or not n else 0 for n, x in enumerate(left)
+    ]
+    assert most[0] == explain.EVALUATIONS_OF_ONE and count > 4
+    assert shares == pytest.approx([max(x, explain.LEAST) for x in most])
 
 
 def test_an_explanation_does_not_depend_on_the_speed_of_the_machine(monkeypatch):
@@ -227,7 +235,7 @@ def test_an_explanation_does_not_depend_on_the_speed_of_the_machine(monkeypatch)
 def test_the_searches_end_when_they_have_made_their_evaluations(monkeypatch):
     target = MutantTarget(MUTANTS["other-workers-unwritten"], "float32")
     problem = problems_for(target.capabilities)[0][0]
-    made, original, share = [], search.explain, 0.01
+    made, original, share = [], forward_search.explain, 0.01
     outputs = run_problem(target, problem, share=share).outputs
 
     def counted(model, *given):
@@ -236,10 +244,11 @@ def test_the_searches_end_when_they_have_made_their_evaluations(monkeypatch):
         made.append(model.evaluations - before)
         return found
 
-    monkeypatch.setattr(search, "explain", counted)
+    for module in (forward_search, backward_search):
+        monkeypatch.setattr(module, "explain", counted)
     read_proven(problem, outputs, share=share)
     # One kind of fault is tried to its end before the count is compared.
-    most = share * EVALUATIONS * search.OF_FORWARD
+    most = share * EVALUATIONS * forward_search.OF_FORWARD
     assert len(made) > 1 and all(0 < x < most + 1_000 for x in made)
 
 

@@ -89,15 +89,53 @@ def test_batch_entries_that_are_exchanged_are_named_as_such(name, recipe, no_cat
     assert "batch entry" in found.hint and not any("head" in x for x in found.sentences)
 
 
-@pytest.mark.slow
-def test_a_gradient_that_is_summed_over_the_batch_is_not_explained():
-    class Summed(Exchanged):
-        def run(self, call):
-            found = super().run(call)
-            dk = [np.broadcast_to(x.sum(axis=0), x.shape).copy() for x in found.dk]
-            return dataclasses.replace(found, dk=dk)
+class Mixed(Exchanged):
+    """The reference, with gradients that are mixed over the batch."""
 
-    found = explain_target(Summed())
+    def __init__(self, mix, *names):
+        super().__init__()
+        self.mix, self.names = mix, names
+
+    def run(self, call):
+        found = super().run(call)
+        mixed = {
+            name: [
+                np.broadcast_to(self.mix(x), x.shape).astype(x.dtype) for x in getattr(found, name)
+            ]
+            for name in self.names
+        }
+        return dataclasses.replace(found, **mixed)
+
+
+def summed(x):
+    return x.sum(axis=0)
+
+
+def averaged(x):
+    return x.mean(axis=0)
+
+
+SUMS = {
+    "dk-dv": (summed, ("dk", "dv"), "dk and dv are summed over all batch entries, and every batch entry gets the sum"),
+    "dq": (summed, ("dq",), "dq is summed over all batch entries, and every batch entry gets the sum"),
+    "dv": (averaged, ("dv",), "dv is averaged over all batch entries, and every batch entry gets the average"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["dk-dv", *(pytest.param(x, marks=pytest.mark.slow) for x in ("dq", "dv"))]
+)
+def test_a_gradient_that_is_summed_over_the_batch_is_told_as_such(name, no_catalogue):
+    mix, names, words = SUMS[name]
+    found = explain_target(Mixed(mix, *names))
+    assert found.told.explained == (BATCHES,)
+    assert found.sentences == (f"In the backward pass, {words}.",)
+    assert "batch entry" in found.hint
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_a_weighted_sum_over_the_batch_is_not_explained():
+    found = explain_target(Mixed(lambda x: np.tensordot(0.8 ** np.arange(len(x)), x, 1), "dk"))
     assert found.wrong == 1 and not found.told.explained
 
 

@@ -83,7 +83,7 @@ DROPS_IN_DS = ("right", "not in dp", "in p too", "in p, not in dp")
 DSINKS = ("right", "lse without the sinks", "without delta", "of all workers", "of p (1 - p)")
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
-    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "not_home", "stacked",
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "not_home", "stacked", "over_heads",
 )  # fmt: skip
 
 
@@ -158,6 +158,7 @@ class Choices:
         ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.
         ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
         ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
+        ``over_heads``: the gradients that are summed over all heads, each of which gets the sum.
         ``stacked``: whether dk + dv is returned as dk, and the dk + dv of the next worker as dv.
         ``turned``: 1 if dS is not transposed for dk, 2 if P is not transposed for dv, 3 for both, 4 if dS is transposed for dbias.
     """
@@ -279,6 +280,7 @@ def right_choices(geometry: Geometry) -> Choices:
             "resets": (),
             "not_home": "",
             "stacked": False,
+            "over_heads": (),
             "hidden_merge": False,
             "started": False,
             "dy_ones": False,

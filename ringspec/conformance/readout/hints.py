@@ -6,7 +6,7 @@ to which dq is sent.
 
 from __future__ import annotations
 
-from ringspec.conformance.readout.vocabulary import Kind
+from ringspec.conformance.readout.kinds import Kind
 
 MASKS = "look at where the mask of a block gets the positions of its queries and keys, especially after the first transfer"
 SOURCES = "look at which buffer the block reads: the one that the last transfer filled, or the one that is being sent"
@@ -64,6 +64,7 @@ HINTS = {
         "dv_form",
         "dq_of_group",
     ),
+    HEADS: ("over_heads",),
     ROUTES: ("dq_to", "dk_to", "dv_to", "adds", "uncleared", "exchanged", "stacked"),
     SINKS: ("sink_o", "sink_lse", "sink_of", "dsink", "dsink_times", "dsink_of"),
     DROPOUT: ("drop", "drop_q", "drop_k", "drop_times", "drop_l", "drop_ds", "drop_dv"),

@@ -12,6 +12,7 @@ of worker x in head g.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,14 +70,18 @@ OF_CORE = (
 )  # fmt: skip
 OF_DELTA = (*components("delta_dy"), *components("delta_o"))
 OF_DV = (
-    *components("dv_dy"), *components("dv_to"), "dv_form", "dv_count", "value_mask", "ds_times", "turned", "adds", "uncleared", "mask", *OF_DROP, "drop_dv",
-)  # fmt: skip
-OF_DQ = (
-    *components("dq_to"), *components("dq_k"), "dq_form", "dq_count", "ds_times", "adds", "uncleared", "dq_of_group", "cap_slope", *OF_DROP, "drop_ds",
-)  # fmt: skip
-OF_DK = (
-    *components("dk_q"), *components("dk_to"), "dk_form", "dk_count", "ds_times", "turned", "adds", "uncleared", "cap_slope", *OF_DROP, "drop_ds",
-)  # fmt: skip
+    "dv_form",
+    "dv_count",
+    "value_mask",
+    "ds_times",
+    "turned",
+    "dy_ones",
+    "mask",
+    *OF_DROP,
+    "drop_dv",
+)
+OF_DQ = ("dq_form", "dq_count", "ds_times", "dq_of_group", "cap_slope", *OF_DROP, "drop_ds")
+OF_DK = ("dk_form", "dk_count", "ds_times", "turned", "cap_slope", *OF_DROP, "drop_ds")
 # Properties of the forms of delta in DELTAS and of dropout in DROPS_IN_DS, looked up by the number of a form.
 OF_SAVED_DELTA = ("right", "times p", "times l", "block's p dp twice", "of the group")
 KEEPS_DLSE = np.array([name in OF_SAVED_DELTA for name in DELTAS])
@@ -100,9 +105,8 @@ class Forward:
     """The results of a forward pass: ``weights`` [a, b, h, i, j] as they appear in o, and ``lse`` [a, h, i].
 
     ``block_lse``, ``block_p``: the lse and the normalised p of each block. ``maximum`` [a, h, i]: the row maximum.
-    ``last``, ``first`` [a, h, i]: the lse of the last and of the first block in which a row sees a key. ``running`` [a,
-    b, h, i]: the lse after each block. ``through`` [a, h, i, x]: the columns of o that contain products of the weights
-    with G. ``bare`` [a, h, i]: lse without the sinks.
+    ``through`` [a, h, i, x]: the columns of o that contain products of the weights with G. ``bare`` [a, h, i]: lse
+    without the sinks. ``model`` and ``choices`` are those that computed it.
     """
 
     weights: Array
@@ -110,11 +114,29 @@ class Forward:
     block_lse: Array
     block_p: Array
     maximum: Array
-    last: Array
-    first: Array
-    running: Array
     through: Array
     bare: Array
+    model: Model
+    choices: Choices
+
+    @cached_property
+    def ends(self) -> tuple[Array, Array]:
+        """The lse [a, h, i] of the last and of the first block in which a row sees a key."""
+        return self.model.ends(self.block_lse)
+
+    @cached_property
+    def running(self) -> Array:
+        """The lse [a, b, h, i] after each block."""
+        return self.model.running(self.choices)
+
+
+class Shares(NamedTuple):
+    """What each pair [a, b, h, i, j] adds to the gradients, before it is known to which row; dbias is None without a bias."""
+
+    dv: Array
+    dq: Array
+    dk: Array
+    dbias: Array | None = None
 
 
 class Gradients(NamedTuple):
@@ -156,7 +178,11 @@ class Model:
         self.kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
         # What this model has computed so far, in tables over all pairs. It bounds a search in place of a time, which
         # would let an explanation depend on the machine.
-        self.evaluations = 0
+        self.evaluations, self.most = 0, math.inf
+
+    def may_go_on(self, kind: object = None) -> bool:
+        """Return whether the search may still compute something; ``kind`` is not used."""
+        return self.evaluations <= self.most
 
     @cached_property
     def right(self) -> Choices:
@@ -192,13 +218,15 @@ class Model:
         """Keep the results of the backward pass with these choices."""
         self.keep(c)
         given = forward, lse, products
-        deps = (*given, *c.several(OF_CORE))
-        core = self.core(c, *given)
-        self.kept["core"] = deps, core
-        found = self.backward(c, *given)
-        names = ("P", OF_DV), ("dS of dq", OF_DQ), ("dS of dk", OF_DK)
-        for (name, slots), x in zip(names, found[:3], strict=True):
-            self.kept[name] = (core, *c.several(slots)), x
+        of_q, of_kv = (c.in_kernel(kernel) for kernel in KERNELS)
+        core = self.core(of_q, *given)
+        core_kv = core if of_kv is of_q else self.core(of_kv, *given)
+        for kernel, x, now in zip(KERNELS, (of_q, of_kv), (core, core_kv), strict=True):
+            self.kept[f"core of {kernel}"] = (*given, *x.several(OF_CORE)), now
+        dv, dq, dk, _ = self.shares(c, *given)
+        self.kept["dv"] = (core_kv, *of_kv.several(OF_DV)), dv
+        self.kept["dq"] = (core, *of_q.several(OF_DQ)), dq
+        self.kept["dk"] = (core_kv, *of_kv.several(OF_DK)), dk
 
     def index(self, c: Choices, name: str) -> Integers:
         """Return the index, over workers, heads and slots, of the token that the choice ``name`` selects for each pair."""
@@ -355,33 +383,53 @@ class Model:
             p_of_v * here[..., None],
         )
 
-    def weights_of_blocks(self, c: Choices) -> tuple[Array, Array]:
-        """Return the weights [a, b, h, i] with which the merges add each block's result to o, and lse [a, h, i]."""
-        m, l, _, _ = self.blocks(c)
-        omega, run_m, run_l, _, _ = self.merged(m, l, c)
-        weight = np.zeros(self.shape[:4])
+    def weights_of_blocks(
+        self, c: Choices, other: Choices, there: Booleans
+    ) -> tuple[Array, Array, Array]:
+        """Return what is merged in each of several rings, whose choices are those of ``c``, or of ``other`` in some blocks.
+
+        ``there`` [x, a, b, 1, 1]: the blocks with the choices of ``other``, for each ring x. The result is the sum over
+        keys of each block's p [x, a, b, h, i], the weight [x, a, b, h, i] with which it is added to o, and lse [x, a, h, i].
+        """
+        here, changed = ((m, l, p.sum(axis=4)) for m, l, _, p in map(self.blocks, (c, other)))
+        m, l, p = (np.where(there, x, y) for x, y in zip(changed, here, strict=True))
+        kinds = np.where(there, self.merges(other), self.merges(c))
+        omega, run_m, run_l = self.merged(m, l, other, kinds)
+        weight = np.zeros(m.shape)
         for t in range(self.workers):
-            weight[self.rows, self.order[:, t]] = omega[t] / nonzero(run_l)
-        return weight, log_of(run_m, run_l)
+            weight[:, self.rows, self.order[:, t]] = omega[t] / nonzero(run_l)
+        return p, weight, log_of(run_m, run_l)
+
+    def merges(self, c: Choices) -> Integers:
+        """Return the numbers of the merges of all blocks in MERGES, [a, b, h, i]."""
+        return np.broadcast_to(c["merge"], (*self.shape[:4], 1))[..., 0]
+
+    def running(self, c: Choices) -> Array:
+        """Return the lse after each block [a, b, h, i]."""
+        m, l, _, _ = self.blocks(c)
+        found = np.full(m.shape, -np.inf)
+        self.merged_in_steps(m, l, c, self.merges(c), self.workers, found)
+        return found
 
     def forward(self, c: Choices) -> Forward:
         self.evaluations += MERGED
         m, l, p, p_of_v = self.blocks(c)
         block_lse = log_of(m, l)
-        omega, run_m, run_l, last_l, running = self.merged(m, l, c)
-        last, first = self.ends(block_lse)
+        omega, run_m, run_l = self.merged(m, l, c, self.merges(c))
         total = nonzero(run_l)
         early = None
         before = FINISHES.index("before the last merge")
         if c["finish"].any() or c["lse_out"].any():
-            early = self.merged(m, l, c, self.workers - 1)
+            early = self.merged_in_steps(m, l, c, self.merges(c), self.workers - 1)
         if c["finish"].any():
             assert early is not None
-            first_m, first_l = self.ends(m)[1], self.ends(np.where(l == 0, -np.inf, l))[1]
+            last_l, first_l = (
+                np.where(np.isneginf(x), 1.0, x) for x in self.ends(np.where(l == 0, -np.inf, l))
+            )
             totals = {
                 "right": total, "not divided": np.ones_like(total), "divided twice": total**2,
                 "divided by the last block's l": last_l, "before the last merge": nonzero(early[2]),
-                "divided by the first block's l": np.where(np.isneginf(first_m), 1.0, first_l),
+                "divided by the first block's l": first_l,
                 "multiplied by l": 1.0 / total, "divided by l before the last merge": nonzero(early[2]),
             }  # fmt: skip
             kind = of_workers(c["finish"])
@@ -396,9 +444,10 @@ class Model:
         parts = self.of_key_heads(c, weights)
         if c["lse_out"].any():
             assert early is not None
+            running = np.where(l == 0, -np.inf, self.running(c))
             of = {
-                "right": lse, "maximum": run_m, "base 2": lse / LN2, "last block": last, "negative": -lse, "l": run_l,
-                "first block": self.ends(np.where(l == 0, -np.inf, running))[1], "base 2 twice": lse / LN2 / LN2,
+                "right": lse, "maximum": run_m, "base 2": lse / LN2, "last block": self.ends(block_lse)[0],
+                "negative": -lse, "l": run_l, "first block": self.ends(running)[1], "base 2 twice": lse / LN2 / LN2,
                 "times ln 2": lse * LN2, "before the last merge": log_of(early[1], early[2]),
                 **maxima(run_m, np.log(nonzero(run_l)), *self.ends(m), self.geometry.scale), "maximum plus l": run_m + run_l,
             }  # fmt: skip
@@ -424,9 +473,7 @@ class Model:
             lse = placed(lse, c["o_to"], np.nan)
         weights = stored[0] if len(stored) == 1 else np.sum(stored, axis=0)
         lse = self.geometry.without_padding(lse)
-        return Forward(
-            weights, lse, block_lse, p, run_m, last, first, running, self.through(stored), bare
-        )
+        return Forward(weights, lse, block_lse, p, run_m, self.through(stored), bare, self, c)
 
     def with_sinks(
         self, c: Choices, weights: Array, bare: Array, maximum: Array, block_lse: Array
@@ -555,32 +602,48 @@ class Model:
             last = np.where(seen, here, last)
         return last, first
 
-    def merged(
-        self, m: Array, l: Array, c: Choices, steps: int = 0
-    ) -> tuple[Array, Array, Array, Array, Array]:
-        """Merge the blocks in the order of the steps, at most ``steps`` of them if it is not 0.
+    def merged(self, m: Array, l: Array, c: Choices, kinds: Integers) -> tuple[Array, Array, Array]:
+        """Merge all blocks of one ring, or of several: then every array has a first axis for the rings.
 
-        Return the weights [step, a, h, i] of the blocks' normalised results, the final m and l, the l of the last
-        block, and the lse after each block.
+        ``m``, ``l`` and ``kinds`` [.., a, b, h, i]: the row maxima and row sums of the blocks, and how they are merged,
+        as numbers in MERGES. Return the weights [step, .., a, h, i] of the blocks' normalised results, and the final m and l.
         """
-        run_m = np.full(m[:, 0].shape, 0.0 if c["started"] else -np.inf)
+        if kinds.any() or c["started"] or c["stays"] or c["resets"] or c["not_home"]:
+            return self.merged_in_steps(m, l, c, kinds, self.workers)
+        top = m.max(axis=-3)
+        weights = np.exp(m - finite_shift(top)[..., None, :, :]) * l
+        in_steps = weights[..., self.rows[:, None], self.order, :, :]
+        return np.moveaxis(in_steps, -3, 0), top, weights.sum(axis=-3)
+
+    def merged_in_steps(
+        self,
+        m: Array,
+        l: Array,
+        c: Choices,
+        kinds: Integers,
+        steps: int,
+        running: Array | None = None,
+    ) -> tuple[Array, Array, Array]:
+        """Merge the blocks of the first ``steps`` steps one after the other, as :meth:`merged` does.
+
+        ``running`` [a, b, h, i], if given, receives the lse after each block.
+        """
+        run_m = np.full(m[..., 0, :, :].shape, 0.0 if c["started"] else -np.inf)
         run_l = np.full(run_m.shape, float(c["started"]))
         omega = np.zeros((self.workers, *run_m.shape))
-        last_l, running = np.ones_like(run_l), np.full(m.shape, -np.inf)
-        wrong, stays, hidden_merge = bool(c["merge"].any()), c["stays"], c["hidden_merge"]
-        every = np.broadcast_to(c["merge"], (*self.shape[:4], 1))[..., 0]
+        wrong, stays, hidden_merge = bool(kinds.any()), c["stays"], c["hidden_merge"]
         back = -self.geometry.direction
-        for t in range(steps or self.workers):
+        for t in range(steps):
             b = self.order[:, t]
-            m_b, l_b = m[self.rows, b], l[self.rows, b]
+            m_b, l_b = (x[..., self.rows, b, :, :] for x in (m, l))
+            kind_b = kinds[..., self.rows, b, :, :]
             here, fresh = l_b != 0, run_l == 0
             new = merge("right", run_m, run_l, omega, m_b, l_b, t, self.geometry)
             if wrong:
-                kinds = every[self.rows, b]
                 joins = here | hidden_merge
-                for kind in np.unique(kinds[kinds != 0]):
+                for kind in np.unique(kind_b[kind_b != 0]):
                     other = merge(MERGES[kind], run_m, run_l, omega, m_b, l_b, t, self.geometry)
-                    changed = (kinds == kind) & joins
+                    changed = (kind_b == kind) & joins
                     if MERGES[kind] not in AT_FIRST:
                         changed = changed & (t > 0) & (~fresh | hidden_merge)
                     new = where_changed(changed, other, new)
@@ -598,20 +661,20 @@ class Model:
                     omega / nonzero(run_l),
                     (run_l != 0).astype(float),
                 )
-                run_m = np.roll(run_m, back, axis=0)
+                run_m = np.roll(run_m, back, axis=-3)
             if "l" in stays:
-                run_l = np.roll(run_l, back, axis=0)
+                run_l = np.roll(run_l, back, axis=-3)
             if "m" in stays:
-                run_m = np.roll(run_m, back, axis=0)
+                run_m = np.roll(run_m, back, axis=-3)
             if "o" in stays:
-                omega = np.roll(omega, back, axis=1)
-            last_l = np.where(here, l_b, last_l)
-            running[self.rows, b] = log_of(run_m, run_l)
+                omega = np.roll(omega, back, axis=-3)
+            if running is not None:
+                running[self.rows, b] = log_of(run_m, run_l)
         if "l" in c["not_home"]:
-            run_l = np.roll(run_l, back, axis=0)
+            run_l = np.roll(run_l, back, axis=-3)
         if "m" in c["not_home"]:
-            run_m = np.roll(run_m, back, axis=0)
-        return omega, run_m, run_l, last_l, running
+            run_m = np.roll(run_m, back, axis=-3)
+        return omega, run_m, run_l
 
     def in_tiles(self, s: Array, tiles: Tiles) -> State:
         """Return m, l [a, b, h, i] and p [a, b, h, i, j] of blocks if tiles of keys are merged wrongly within a block."""
@@ -657,57 +720,72 @@ class Model:
         dy.
         """
         given = forward, lse, products
+        return self.gradients(c, self.shares(c, *given), *given)
 
-        def core_of(c: Choices) -> Core:
+    def shares(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Shares:
+        """Return the shares of the gradients; the arguments are those of :meth:`backward`."""
+        given = forward, lse, products
+
+        def core_of(kernel: str, c: Choices) -> Core:
             deps = (*given, *c.several(OF_CORE))
-            found: Core = self.once("core", deps, lambda: self.core(c, *given))
+            found: Core = self.once(f"core of {kernel}", deps, lambda: self.core(c, *given))
             return found
 
         of_q, of_kv = (c.in_kernel(kernel) for kernel in KERNELS)
-        core = core_of(of_q)
-        core_kv = core if of_kv is of_q else core_of(of_kv)
+        core = core_of(KERNELS[0], of_q)
+        core_kv = core if of_kv is of_q else core_of(KERNELS[1], of_kv)
 
         def of_dv() -> Array:
             x = self.for_dv(of_kv, *core_kv)
             if c["turned"] & 2:
                 x = x.swapaxes(3, 4)
             x = self.with_ones(x) if c["dy_ones"] else x
-            return self.stored("dv", of_kv, x * c["dv_count"], "dv_dy", "dv_to")
+            return np.asarray(x * c["dv_count"])
 
         def of_dq() -> Array:
             x = self.of_group(self.ds_of(c["dq_form"], of_q, *core[1:]), c)
-            return self.stored("dq", of_q, x * c["dq_count"], "dq_to", "dq_k")
+            return np.asarray(x * c["dq_count"])
 
         def of_dk() -> Array:
             x = self.ds_of(c["dk_form"], of_kv, *core_kv[1:])
             if c["turned"] & 1:
                 x = x.swapaxes(3, 4)
-            return self.stored("dk", of_kv, x * c["dk_count"], "dk_q", "dk_to")
+            return np.asarray(x * c["dk_count"])
 
-        found = tuple(
+        dv, dq, dk = (
             self.once(name, (core, *c.several(slots)), compute)
             for name, core, c, slots, compute in (
-                ("P", core_kv, of_kv, OF_DV, of_dv),
-                ("dS of dq", core, of_q, OF_DQ, of_dq),
-                ("dS of dk", core_kv, of_kv, OF_DK, of_dk),
+                ("dv", core_kv, of_kv, OF_DV, of_dv),
+                ("dq", core, of_q, OF_DQ, of_dq),
+                ("dk", core_kv, of_kv, OF_DK, of_dk),
             )
         )
-        if c["exchanged"].any():
-            dv, dk = self.exchanged(c, found[0], found[2])
-            found = dv, found[1], dk
-        elif c["stacked"]:
-            dv, dk = self.stacked(found[0], found[2])
-            found = dv, found[1], dk
-        dv, dq, dk = found
-        return Gradients(dv, dq, dk, self.for_bias(of_q, core), self.dsinks(c, *given))
+        return Shares(dv, dq, dk, self.share_of_bias(of_q, core))
 
-    def for_bias(self, c: Choices, core: Core) -> Array | None:
-        """Return the shares of dbias at the rows and columns to which they are added; None without a bias."""
+    def gradients(
+        self, c: Choices, shares: Shares, forward: Forward, lse: Array, products: Array
+    ) -> Gradients:
+        """Return the matrices of the gradients if these are the shares; the other arguments are those of :meth:`backward`."""
+        of_q, of_kv = (c.in_kernel(kernel) for kernel in KERNELS)
+        dv = self.stored("dv", of_kv, shares.dv, "dv_dy", "dv_to")
+        dq = self.stored("dq", of_q, shares.dq, "dq_to", "dq_k")
+        dk = self.stored("dk", of_kv, shares.dk, "dk_q", "dk_to")
+        if c["exchanged"].any():
+            dv, dk = self.exchanged(c, dv, dk)
+        elif c["stacked"]:
+            dv, dk = self.stacked(dv, dk)
+        dbias = shares.dbias
+        if dbias is not None:
+            dbias = self.stored("dbias", of_q, dbias, "dbias_to", "dbias_k")
+        return Gradients(dv, dq, dk, dbias, self.dsinks(c, forward, lse, products))
+
+    def share_of_bias(self, c: Choices, core: Core) -> Array | None:
+        """Return the shares of dbias; None without a bias."""
         if not self.geometry.bias:
             return None
         x = self.ds_of(c["dbias_form"], c, *core[1:])
         x = x.swapaxes(3, 4) if c["turned"] & 4 else x
-        return self.stored("dbias", c, x * c["dbias_count"], "dbias_to", "dbias_k")
+        return np.asarray(x * c["dbias_count"])
 
     def core(self, c: Choices, forward: Forward, lse: Array, products: Array) -> Core:
         """Return scores, p, dp, delta and lse of each pair."""
@@ -799,9 +877,7 @@ class Model:
             return saved
         m = s.max(axis=4)
         local = log_of(m, np.exp(s - finite_shift(m)[..., None]).sum(axis=4))[..., None]
-        top, last, first = (
-            x.reshape(-1)[at] for x in (forward.maximum, forward.last, forward.first)
-        )
+        top, last, first = (x.reshape(-1)[at] for x in (forward.maximum, *forward.ends))
         of = {
             "right": saved, "block": local, "base 2": saved / LN2, "times ln 2": saved * LN2, "maximum": top,
             "zero": np.zeros_like(saved), "delta": delta, "log l": saved - top, "last block": last, "first block": first,
@@ -842,6 +918,11 @@ class Model:
             ):
                 share = share * np.where(c[f"{row}.head"] // self.group == head, 1.0, ELSEWHERE)
             share = self.landed(share, row, c, worker, slot)
+        if name in c["over_heads"]:
+            if name == "dq":
+                share = over_group(share, self.heads, 2)
+            else:  # the results of each key head show the share once, beside those of its own queries
+                share = share * (1 + ELSEWHERE * (self.key_heads - 1))
         return self.without_padding(self.held(name, c, share))
 
     def held(self, name: str, c: Choices, share: Array) -> Array:

@@ -7,7 +7,7 @@ query i and key j of that block in query head h. A *place* is any set of pairs t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -234,11 +234,11 @@ class Places:
 
     def fitting(
         self, good: Amounts, bad: Amounts, most: int, loosely: bool = False, of_rows: bool = False
-    ) -> list[tuple[float, Place]]:
-        """Return the places that contain some of ``good`` and none of ``bad``, those with the most ``good`` first.
+    ) -> Iterator[tuple[float, Place]]:
+        """Yield the places that contain some of ``good`` and none of ``bad``, those with the most ``good`` first.
 
         ``good`` and ``bad`` [a, b, h, i, j] say how much each pair counts for and against a place. ``most`` is the
-        largest number of places to return. ``loosely``: a fraction of the pairs may be bad, because numbers can be
+        largest number of places. ``loosely``: a fraction of the pairs may be bad, because numbers can be
         equal by chance. ``of_rows``: consider only places of whole rows.
         """
         shape = (self.of_blocks.shape[1], self.of_parts.shape[0])
@@ -249,10 +249,8 @@ class Places:
         fits = np.argwhere((gain > 0) & (harm <= (CHANCE * gain if loosely else 0)))
         total, cost = (x[fits[:, 0], fits[:, 1]] for x in (gain - 2 * harm, self.cost))
         first = np.lexsort((cost, -total))[:most]
-        return [
-            (float(total[x]), joined(self.blocks[fits[x, 0]], self.parts[fits[x, 1]]))
-            for x in first
-        ]
+        for x in first:
+            yield float(total[x]), joined(self.blocks[fits[x, 0]], self.parts[fits[x, 1]])
 
     def possible(self, good: Amounts, bad: Amounts) -> list[Place]:
         """Return the sets of blocks that, limited to some rows and heads, contain some of ``good`` and none of ``bad``.

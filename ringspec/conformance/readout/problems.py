@@ -115,6 +115,12 @@ def other_settings() -> Iterator[Setting]:
 
 
 USUAL = tuple(usual_settings())
+# In explain, targets that claim these features are also read in another layout, or only there.
+IN_OTHER_LAYOUTS = tuple(
+    Setting(feature, layout, "")
+    for feature in ("sinks", "bias", "dropout")
+    for layout in LAYOUTS[1:]
+)
 # Those that a kernel with large tiles gets, too: their exact truth takes seconds.
 IN_TILES = tuple(
     Setting(mask, layout) for mask, layout in (("causal", "contiguous"), ("causal", "zigzag"), ("full", "contiguous"))
@@ -168,11 +174,11 @@ class Problem:
 def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
     """Return the settings of the problems for a target with these claims; if there are none, also the reason.
 
-    Those with documents and with other features come last.
+    Those with documents and with other features come last. Sinks, a bias and dropout are read in at most two layouts.
     """
     found: dict[str, list[Setting]] = {}
     reasons = []
-    for setting in USUAL:
+    for setting in (*USUAL, *IN_OTHER_LAYOUTS):
         shape = unclaimed(setting, claims) or shape_for(claims, setting)
         if isinstance(shape, str):
             reasons.append(shape)
@@ -184,7 +190,8 @@ def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
     )
     last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
     chosen = [*others[: MOST - min(len(windows), MOST_WINDOWS)], *windows][:MOST]
-    return [*chosen, *packed[:1], *chain(*features)], "" if found else f"it needs {last}"
+    in_layouts = chain(*(settings[:2] for settings in features))
+    return [*chosen, *packed[:1], *in_layouts], "" if found else f"it needs {last}"
 
 
 def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:

@@ -16,13 +16,17 @@ import numpy as np
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
+from ringspec.conformance.readout.backward_search import explain_backward
 from ringspec.conformance.readout.choices import Choices
+from ringspec.conformance.readout.fault_sets import cost
+from ringspec.conformance.readout.forward_search import explain_forward
 from ringspec.conformance.readout.hints import hint_for
+from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.matches import Explanation, near
 from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
-from ringspec.conformance.readout.search import EVALUATIONS, Explanation, Reader, cost, near
-from ringspec.conformance.readout.vocabulary import Fault
+from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans
 from ringspec.recipes import RECIPES
@@ -161,7 +165,7 @@ def read(problem: Problem, outputs: Outputs, share: float = 1.0) -> Reading:
             reader, forward, choices, wasted = read_forward(problem, seen, tolerance, share)
             backward = None
             if seen.p is not None:
-                backward = reader.backward(seen, choices, forward.whole)
+                backward = explain_backward(reader, seen, choices, forward.whole)
         passes = pass_of(forward), None if backward is None else pass_of(backward)
         work += wasted + reader.model.evaluations
         found = Reading(problem.id, False, *passes, evaluations=work)
@@ -277,7 +281,7 @@ def read_forward(
         pairs = dataclasses.replace(problem.pairs, geometry=there)
         most = EVALUATIONS if tolerance == problem.tolerance else EVALUATIONS_AGAIN
         reader = Reader(pairs, tolerance, share * most)
-        explanation, choices = reader.forward(seen)
+        explanation, choices = explain_forward(reader, seen)
         found.append((reader, explanation, choices))
         listed = any(PAIRS in fault.place.words for fault in explanation.faults)
         if explanation.whole and not listed:

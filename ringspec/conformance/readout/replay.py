@@ -18,23 +18,19 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
+from ringspec.conformance.readout.backward_search import GRADIENT, SAME, SAVED, carried
 from ringspec.conformance.readout.choices import KERNELS, Choices, components
+from ringspec.conformance.readout.effects import STORED
+from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.geometry import Geometry, dealt_otherwise
+from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.matches import near
 from ringspec.conformance.readout.model import Core, Model, placed
 from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept
 from ringspec.conformance.readout.problems import TOLERANCES
-from ringspec.conformance.readout.search import (
-    GRADIENT,
-    SAME,
-    SAVED,
-    STORED,
-    carried,
-    composed,
-    near,
-)
 from ringspec.conformance.readout.told import Told
-from ringspec.conformance.readout.vocabulary import Fault, Kind, fault_named, kinds_of
+from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans, Integers
@@ -376,7 +372,9 @@ class Numbers:
             cores = [model.core(c, first, first.lse, flat) for c in (of_q, of_kv)]
             shares = self.shares(of_q, of_kv, *cores)
             p, delta = np.maximum(cores[0][1], cores[1][1]), cores[0][3]
-            dbias = model.for_bias(of_q, cores[0])
+            dbias = model.share_of_bias(of_q, cores[0])
+            if dbias is not None:
+                dbias = model.stored("dbias", of_q, dbias, "dbias_to", "dbias_k")
             dsinks = model.dsinks(self.backward, first, first.lse, flat)
         parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta))
         if dsinks is not None:
@@ -399,6 +397,10 @@ class Numbers:
                 share = scale * np.maximum(np.abs(parts), np.abs(share) / scale)
                 size = self.product(share, c, goal, source, x, like)[1]
             sizes[name] = size
+        for name in self.backward["over_heads"]:
+            for found in (results, sizes):
+                x = found[name]
+                found[name] = np.broadcast_to(x.sum(axis=1, keepdims=True), x.shape)
         if self.backward["stacked"] and given.k.shape == given.v.shape:
             for found in (results, sizes):
                 stack = found["dk"] + found["dv"]

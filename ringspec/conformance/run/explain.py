@@ -31,17 +31,17 @@ from ringspec.conformance.readout.problems import (
     settings_for,
 )
 from ringspec.conformance.readout.proof import read_as, read_proven
+from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.search import EVALUATIONS
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
 from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
-# What the searches in all problems may do together, in evaluations; about 4 s. The searches of a problem get what
-# those of earlier problems left, but at least LEAST.
-EVALUATIONS_OF_ALL, LEAST = 24_000.0, 1_000.0
+# What the searches in all problems may do together, and in one problem, in evaluations; 5,000 take about 1 s. The
+# searches of a problem get what those of earlier problems left; LEAST if that is less, or if one was not explained.
+EVALUATIONS_OF_ALL, EVALUATIONS_OF_ONE, LEAST = 20_000.0, 11_000.0, 1_000.0
 BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
 
 
@@ -208,10 +208,12 @@ def runs_of(target: Target, problems: Iterable[Problem], earlier: Sequence[Run] 
         if special and any(run.reading is not None and not run.right for run in made):
             break
         readings = [run.reading for run in (*earlier, *made) if run.reading]
-        share = min(1.0, max(LEAST, left) / EVALUATIONS)
+        share = max(LEAST, min(left, EVALUATIONS_OF_ONE)) / EVALUATIONS
         made.append(run_problem(target, problem, readings, share))
         reading = made[-1].reading
         left -= reading.evaluations if reading else 0
+        if reading is not None and not (reading.right or reading.explained):
+            left = 0.0
     return made
 
 

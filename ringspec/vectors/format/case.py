@@ -233,6 +233,8 @@ def freeze(record: Any, *names: str) -> None:
 
 def frozen(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
+        if x and set(map(type, x)) <= {float, int, bool}:
+            return tuple(x)
         return tuple(frozen(item) for item in x)
     if isinstance(x, dict):
         return {name: frozen(item) for name, item in x.items()}

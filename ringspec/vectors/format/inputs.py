@@ -237,6 +237,8 @@ def from_values(name: str, shape: tuple[int, ...], values: Any) -> NDArray:
 
 def check_kinds(values: Any, kinds: tuple[type, ...], name: str) -> None:
     if isinstance(values, tuple):
+        if set(map(type, values)) <= set(kinds):
+            return
         for value in values:
             check_kinds(value, kinds, name)
     elif type(values) not in kinds and not (values == "nan" and name == "parts_o"):

@@ -1,0 +1,129 @@
+"""The mistakes that only a backward pass can make, such as a wrong lse, delta or product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ringspec.conformance.readout.choices import (
+    CAP_SLOPES,
+    CAPS,
+    DELTAS,
+    LSES,
+)
+from ringspec.conformance.readout.geometry import Geometry
+from ringspec.conformance.readout.kinds import (
+    GRADIENTS,
+    Kind,
+    at_counts,
+    factors,
+    factors_beside_scores,
+    listing,
+    verb,
+)
+from ringspec.conformance.readout.masks import Mask
+from ringspec.conformance.readout.operands import Operand, operand_kinds
+from ringspec.conformance.readout.product_kinds import dbias_kinds, goal_kinds, product_kinds
+from ringspec.conformance.readout.sink_kinds import dsink_kinds
+from ringspec.conformance.readout.sources import sources
+
+CAP_SLOPE_WORDS = {
+    "none": "dS lacks the derivative of the soft cap",
+    "of the capped score": "the derivative of the soft cap is taken at the capped score",
+    "not squared": "the derivative of the soft cap is 1 - tanh(s / cap), not 1 - tanh(s / cap)^2",
+    "capped score not divided": "the derivative of the soft cap is 1 - s^2 with the capped score s, not divided by the cap",
+}
+
+LSE_WORDS = {
+    "block": "p is computed with the block's own lse",
+    "base 2": "lse is divided by ln 2 (an lse in base 2 is used as if in base e)",
+    "times ln 2": "lse is multiplied by ln 2",
+    "maximum": "p is computed with the row maximum in place of lse",
+    "zero": "p is computed without lse",
+    "log l": "p is computed with log l in place of lse",
+    "last block": "p is computed with the lse of the last block",
+    "first block": "p is computed with the lse of the first block",
+    "so far": "p is computed with the lse of the blocks up to this one",
+    "negative": "lse has the wrong sign",
+    "block's maximum": "p is computed with the block's row maximum in place of lse",
+    "delta": "delta is taken for lse",
+    "times scale": "lse is multiplied by the scale",
+    "divided by scale": "lse is divided by the scale",
+}
+
+DELTA_WORDS = {
+    "block": "delta is summed over only the block's keys",
+    "none": "delta is left out",
+    "block's own p": "delta is <dp, p> of the block, with p normalised over the block",
+    "times p": "delta is multiplied by the block's sum of p",
+    "lse": "lse is taken for delta",
+    "times l": "delta is computed from o before the division by l",
+    "first block": "delta is computed from o after the first block",
+    "last block": "delta is computed from only the last block's o",
+    "block's own o": "delta is <dy, o> of the block's own normalised o",
+    "block's p dp twice": "delta contains the block's sum of p dp once more",
+    "of the group": "delta is summed over the query heads of a key head",
+}
+
+
+def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes that only a backward pass can make, such as a wrong lse, delta or product."""
+    both = (("lse", LSES.index("block")), ("delta", DELTAS.index("block")))
+    yield Kind(
+        "p is computed with the block's own lse, and delta is summed over only the block's keys",
+        both,
+        1.1,
+    )
+    for name, words in LSE_WORDS.items():
+        yield Kind(words, (("lse", LSES.index(name)),))
+    for name, words in DELTA_WORDS.items():
+        yield Kind(words, (("delta", DELTAS.index(name)),))
+    yield from operand_kinds(geometry, "backward", masks, distinct)
+    yield from product_kinds(geometry)
+    if geometry.softcap is not None:
+        for name, words in CAP_SLOPE_WORDS.items():
+            yield Kind(words, (("cap_slope", CAP_SLOPES.index(name)),), 0.95)
+        both = (("cap", CAPS.index("none")), ("cap_slope", CAP_SLOPES.index("none")))
+        yield Kind("the soft cap and its derivative are left out", both, 1.0)
+    if geometry.dlse:
+        yield from dlse_kinds(geometry, distinct)
+    if geometry.sinks:
+        yield from dsink_kinds(geometry, distinct)
+    if geometry.bias:
+        yield from dbias_kinds(geometry, distinct)
+    yield from goal_kinds(geometry, distinct)
+    for words, value in factors(geometry, distinct):
+        yield Kind(f"delta is {words}", (("delta_times", value),), 1.1)
+        yield Kind(f"dS is {words}", (("ds_times", value),), 1.1)
+        for names in GRADIENTS:
+            cost = 1.15 if len(names) > 1 else 1.0 if value == 2 else 1.2
+            yield Kind(f"{listing(names)} {verb(names)} {words}", at_counts(names, value), cost)
+    for names in GRADIENTS:
+        shares = "the share" if len(names) == 1 else "the shares"
+        yield Kind(
+            f"{shares} of {listing(names)} {verb(names)} lost",
+            at_counts(names, 0.0),
+            1.0 if names != ("dq", "dk") else 1.1,
+        )
+    later = (geometry.workers - 1 - geometry.steps("backward"))[:, :, None, None, None]
+    step = geometry.steps("backward")[:, :, None, None, None]
+    words = "delta is added to the delta of the earlier steps in every step"
+    yield Kind(words, (("delta_times", step + 1.0),), 1.15)
+    for words, factor in (
+        ("multiplied by the scale", geometry.scale),
+        ("doubled", 2.0),
+        ("halved", 0.5),
+    ):
+        for names in (("dq",), ("dk",), ("dv",), ("dk", "dv")):
+            held = f"the accumulated {listing(names)} {'is' if len(names) == 1 else 'are'} {words} again in every later step"
+            yield Kind(held, at_counts(names, factor**later), 1.2)
+
+
+def dlse_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the faults of using dlse, the gradient that arrives for lse."""
+    yield Kind("dlse is left out", (("dlse_times", 0.0),), 0.95)
+    yield Kind("dlse is added to delta, not subtracted from it", (("dlse_times", -1.0),), 0.95)
+    for words, value in factors_beside_scores(geometry, distinct):
+        if value != -1:
+            yield Kind(f"dlse is {words}", (("dlse_times", value),), 1.0)
+    for source in sources(geometry, "backward", "q", distinct):
+        yield Operand("dlse", ("dlse_of",)).taken(source)

@@ -1,0 +1,298 @@
+"""Propose the faults of a backward pass that may explain what was read from the results of one problem.
+
+A *share* is what one pair adds to a row of dq, dk or dv. The other terms are those of
+:mod:`ringspec.conformance.readout.reader`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+
+from ringspec.conformance.readout.choices import KERNELS, OF_ALL, Choices, components
+from ringspec.conformance.readout.effects import (
+    LANDING,
+    OF_GRADIENTS,
+    OF_ROW,
+    OF_WHOLE,
+    PERHAPS,
+    STORED,
+    matrices,
+    names_of,
+)
+from ringspec.conformance.readout.fault_sets import Candidates, explain
+from ringspec.conformance.readout.kinds import Fault, Kind
+from ringspec.conformance.readout.matches import (
+    Explanation,
+    Match,
+    alike,
+    changes,
+    near,
+)
+from ringspec.conformance.readout.model import OF_DROP, Forward, Gradients, Shares
+from ringspec.conformance.readout.pairs import Seen
+from ringspec.conformance.readout.reader import Reader
+from ringspec.problem.model import Array
+
+# What a backward pass may compute instead of the gradient of attention.
+SAME = "The backward pass does the same."
+GRADIENT = "The backward pass is the gradient of this wrong forward pass."
+SAVED = "The backward pass uses o and lse as they are before this."
+HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
+CARRIED = (
+    *components("q"), *components("k"), *components("v"), "mask", "times", "cap", "count", "hidden_score",
+    *components("sink_of"), "sink_o", *components("bias_q"), *components("bias_k"), "bias_times", *OF_DROP,
+)  # fmt: skip
+
+
+def carried(right: Choices, forward: Choices) -> Choices:
+    """Return the choices of a backward pass that does the same as the ``forward`` pass, and is ``right`` otherwise.
+
+    Keys of a wrong head are also those of the product for dq.
+    """
+    same = right.taking(CARRIED, forward)
+    return Choices({**same.of, "dq_k.head": forward["k.head"]})
+
+
+# The matrices of the backward pass, and the names under which the model and Seen have them.
+GRADIENTS_READ = {
+    "P": "p", "dS of dq": "ds_of_dq", "dS of dk": "ds_of_dk", "dS of bias": "ds_of_bias", "dsinks": "dsinks",
+}  # fmt: skip
+
+
+def explain_backward(
+    reader: Reader, seen: Seen, choices: Choices, forward_is_whole: bool
+) -> Explanation:
+    """Explain the backward pass, given the lse and delta that the kernel's forward pass returned.
+
+    Apart from its faults, the backward pass may be the gradient of attention, the gradient of the wrong forward
+    pass, or a pass that makes the same wrong choices as the forward pass. It may also use o and lse as they were
+    before the forward pass stored them wrongly.
+    """
+    forward = reader.model.forward(choices)
+    returned = forward.lse if seen.lse is None else seen.lse, seen.through
+    found = backward_from(reader, seen, choices, forward_is_whole, forward, *returned)
+    if (
+        (found.whole and not found.faults)
+        or not forward_is_whole
+        or all(choices[x] is reader.model.right[x] for x in STORED)
+    ):
+        return found
+    # The backward pass may use o and lse as they were before they were stored wrongly.
+    before = choices.taking(STORED, reader.model.right)
+    if all(x is reader.model.right[slot] for slot, x in before.of.items()):
+        before = reader.model.right
+    kept = reader.model.forward(before)
+    other = backward_from(reader, seen, before, True, kept, kept.lse, kept.through)
+    simpler = len(other.faults) < len(found.faults) or not found.whole
+    if other.whole and not other.base and simpler:
+        return dataclasses.replace(other, base=SAVED)
+    return found
+
+
+def backward_from(
+    reader: Reader,
+    seen: Seen,
+    choices: Choices,
+    forward_is_whole: bool,
+    forward: Forward,
+    lse: Array,
+    through: Array,
+) -> Explanation:
+    """Explain the backward pass from given results of the forward pass.
+
+    ``lse`` has the axes [a, h, i], and ``through`` contains the products of each row of o with every dy.
+    """
+    model = reader.model
+
+    saved = forward, lse, through
+
+    def predict(base: Choices) -> Match:
+        return match_backward(reader, seen, model.backward(base, *saved))
+
+    def keep(base: Choices) -> None:
+        model.keep_backward(base, *saved)
+        reader.judged.clear()
+        one = predict(base)
+        reader.judged.update({name: (x, one) for name, x in one.ours.items()})
+
+    bases = [("", model.right)]
+    if choices is not model.right and forward_is_whole:
+        gradient = match_backward(reader, seen, model.gradient_of_forward(choices))
+        if gradient.whole:
+            return Explanation((), True, gradient, (), GRADIENT)
+        bases.append((SAME, carried(model.right, choices)))
+    found: list[tuple[Explanation, float]] = []
+    for number, (words, base) in enumerate(bases):
+        reader.search_from(base)
+        one = explain(
+            model,
+            keep,
+            predict,
+            base,
+            lambda now, match, last: backward_faults(reader, seen, saved, now, match, last),
+            reader.part(1 / (len(bases) - number)),
+        )
+        one = Explanation(one.faults, one.whole, one.match, one.others, words)
+        found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
+        if one.whole and not one.faults:
+            return one
+    return max(found, key=lambda x: (x[0].whole, -len(x[0].faults), x[1]))[0]
+
+
+def match_backward(reader: Reader, seen: Seen, ours: Gradients) -> Match:
+    assert seen.p is not None
+    was = {name: getattr(seen, of) for name, of in GRADIENTS_READ.items()}
+    every = {name: getattr(ours, of) for name, of in GRADIENTS_READ.items()}
+    arrays = {name: x for name, x in every.items() if x is not None and was[name] is not None}
+    equal = {}
+    parts: Array | None = None
+    for name, x in arrays.items():
+        known = reader.judged.get(name)
+        if (
+            known is not None
+            and known[0] is x
+            and (name == "P" or "P" in reader.judged and reader.judged["P"][0] is arrays["P"])
+        ):
+            equal[name] = known[1].equal[name]
+        elif name == "P":
+            equal[name] = near(seen.p, x, np.abs(x), reader.tolerance)
+        elif name == "dsinks":
+            weight = np.abs(1 - arrays["P"].sum(axis=(1, 4)))
+            size = (weight * np.abs(seen.delta)).sum(axis=2)[..., None]
+            equal[name] = near(was[name], x, np.maximum(np.abs(x), size), reader.tolerance)
+        else:
+            if parts is None:
+                largest = reader.largest + np.abs(seen.delta)[:, None, :, :, None]
+                parts = np.abs(arrays["P"]) * largest
+            equal[name] = near(was[name], x, np.maximum(np.abs(x), parts), reader.tolerance)
+    known = reader.judged.get("P")
+    if known is not None and known[0] is arrays["P"]:
+        same = known[1]
+        return Match(equal, arrays, lambda: same.alike)
+    seen_p = seen.p
+    return Match(equal, arrays, lambda: {"P": alike(seen_p, arrays["P"], reader.tolerance)})
+
+
+def backward_faults(
+    reader: Reader,
+    seen: Seen,
+    saved: tuple[Forward, Array, Array],
+    choices: Choices,
+    match: Match,
+    last: bool,
+) -> Candidates:
+    """Yield faults that may explain more, each with its match.
+
+    ``saved``: what the backward pass gets from the forward pass, as for :meth:`Model.backward`. ``choices`` and
+    ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all that is still wrong.
+
+    What a kind changes in one block does not depend on other blocks, unless it adds shares to
+    wrong rows. So one evaluation with the kind applied everywhere shows which pairs it explains. A share that is
+    added to a wrong row makes two elements wrong: the one where it is missing and the one where it is added.
+    """
+    kinds, places = reader.tried("backward")
+
+    model = reader.model
+    here = model.shares(choices, *saved)
+    wrong = {name: not x.all() for name, x in match.equal.items()}
+    for kind in itertools.takewhile(model.may_go_on, kinds):
+        touched = [name for name in matrices(kind) if name in wrong]
+        if not any(wrong[name] for name in touched):
+            continue
+        if last and not all(name in touched for name in wrong if wrong[name]):
+            continue
+        if not kind.slots & PERHAPS and not all(wrong[name] for name in touched):
+            continue
+        everywhere = Fault("backward", kind, places.blocks[0])
+        of_kind = functools.partial(with_kind, reader, seen, saved, everywhere.applied(choices))
+        there, got = reader.once("kind", kind, choices, of_kind)
+        local = is_local(reader, kind, choices)
+        attempt = functools.partial(
+            in_part, reader, seen, saved, choices, here, there if local else None
+        )
+        if kind.slots & set(OF_ALL) or ("dsinks" in touched and len(touched) > 1):
+            yield everywhere, got
+            continue
+        if touched == ["dsinks"]:
+            was, now = (np.all(x.equal["dsinks"], axis=2) for x in (match, got))
+            good, bad = (
+                x[:, None, :, None, None] & np.ones(reader.model.shape, bool)[:, :1]
+                for x in (now & ~was, was & ~now)
+            )
+            if good.any():
+                yield from reader.at_best(kind, reader.workers, good, bad, attempt, "backward")
+            continue
+        moved = {LANDING[name] for name in names_of(kind) if name in LANDING}
+        stay = [name for name in touched if name not in moved and changes(match, got, name)]
+        if not stay:
+            if reader.geometry.padding:  # tokens of some workers may have no padding to pass
+                yield everywhere, got
+            good, bad = reader.movable(kind, match, moved)
+            if good.any():
+                yield from reader.at_best(kind, places, good, bad, attempt, "backward", True)
+            continue
+        better = {name: got.equal[name] & ~match.equal[name] for name in stay}
+        worse = {name: match.equal[name] & ~got.equal[name] for name in stay}
+        if not any(x.any() for x in better.values()):
+            continue
+        every = np.sum(list(better.values()), axis=0), np.any(list(worse.values()), axis=0)
+        judged = [every]
+        if last and not all((match.equal[name] | got.equal[name]).all() for name in stay):
+            continue
+        if every[1].any() and not last:
+            judged += [(better[name], worse[name]) for name in stay if better[name].any()]
+        for good, bad in judged:
+            yield from reader.at_best(kind, places, good, bad, attempt, "backward")
+        right = np.all([match.equal[name] | got.equal[name] for name in stay], axis=0)
+        pairs = np.asarray((every[0] > 0) & ~every[1] & right)
+        if any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
+            yield from reader.in_pairs("backward", kind, pairs, attempt)
+
+
+def with_kind(
+    reader: Reader, seen: Seen, saved: tuple[Forward, Array, Array], choices: Choices
+) -> tuple[Shares, Match]:
+    """Return the shares of the gradients with these choices, and the match."""
+    shares = reader.model.shares(choices, *saved)
+    return shares, match_backward(reader, seen, reader.model.gradients(choices, shares, *saved))
+
+
+def is_local(reader: Reader, kind: Kind, choices: Choices) -> bool:
+    """Return whether a kind changes what a pair adds to the gradients only by being at this pair.
+
+    ``choices`` are those with the faults found so far.
+    """
+    slots = OF_WHOLE if names_of(kind) <= OF_GRADIENTS else (*OF_WHOLE, *OF_ROW)
+    right = reader.model.right
+    return all(choices.in_kernel(kernel)[x] is right[x] for kernel in KERNELS for x in slots)
+
+
+def in_part(
+    reader: Reader,
+    seen: Seen,
+    saved: tuple[Forward, Array, Array],
+    choices: Choices,
+    here: Shares,
+    there: Shares | None,
+    fault: Fault,
+) -> Match:
+    """Return the match with a fault besides those in ``choices``.
+
+    ``here`` and ``there``: the shares of the gradients without the fault, and with it at all pairs. They give the
+    shares with the fault at its place. ``there`` is None if they do not.
+    """
+    applied = fault.applied(choices)
+    if there is None:
+        return with_kind(reader, seen, saved, applied)[1]
+    reader.model.evaluations += 1
+    table = fault.place.table
+    shares = [
+        was if was is None or now is None or was is now else np.where(table, now, was)
+        for was, now in zip(here, there, strict=True)
+    ]
+    gradients = reader.model.gradients(applied, Shares._make(shares), *saved)
+    return match_backward(reader, seen, gradients)

@@ -1,0 +1,148 @@
+"""The mistakes that a block can have in either pass: in its mask, scores, bias and dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ringspec.conformance.readout.choices import (
+    CAPS,
+    DROPS,
+    DROPS_IN_DS,
+    DROPS_IN_L,
+    components,
+    home,
+)
+from ringspec.conformance.readout.geometry import Geometry
+from ringspec.conformance.readout.kinds import Kind, factors, factors_beside_scores
+from ringspec.conformance.readout.masks import Mask, every_mask, number_of
+from ringspec.conformance.readout.operands import Operand, of_tables
+
+CAP_WORDS = {
+    "none": "the soft cap is not applied",
+    "before the scale": "the soft cap is applied before the scale",
+    "not multiplied back": "scores are tanh(s / cap), not multiplied by the cap",
+    "not divided": "scores are cap tanh(s), with s not divided by the cap",
+    "twice": "the soft cap is applied twice",
+}
+
+
+def block_kinds(
+    geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
+) -> Iterator[Kind]:
+    """Yield the mistakes that a block can have in either pass, such as a wrong mask or a factor on the scores."""
+    for mask in masks if distinct else every_mask(geometry):
+        if mask.words:
+            yield Kind(mask.words, (("mask", number_of(mask.pattern, masks)),), mask.cost)
+    if not geometry.sees_all:
+        everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
+        yield Kind("hidden pairs get the score 0, not -inf", (("hidden_score", 0.0),), 1.1)
+        words = (
+            "hidden pairs are included in the product with the values (the row sums are correct)"
+        )
+        yield Kind(words, (("value_mask", everything),), 1.2)
+    nothing = next(n for n, mask in enumerate(masks) if not mask.pattern.any())
+    words = "visible pairs enter the row sums and not the product with the values"
+    yield Kind(words, (("value_mask", nothing),), 1.3)
+    yield Kind("the block is not computed", (("count", 0.0),), 0.9)
+    yield Kind("the block is counted twice", (("count", 2.0),), 0.9)
+    yield Kind("the block is counted three times", (("count", 3.0),), 1.3)
+    for words, value in factors(geometry, distinct):
+        if value != 0.5:
+            yield Kind(f"scores are {words}", (("times", value),))
+    words = "each block's mean over its keys is subtracted from the scores"
+    yield Kind(words, (("centred", True),), 1.2)
+    if geometry.softcap is not None:
+        for name, words in CAP_WORDS.items():
+            yield Kind(words, (("cap", CAPS.index(name)),), 0.95)
+        if not geometry.sees_all:
+            words = "hidden pairs get the score -cap (they are masked before the soft cap)"
+            yield Kind(words, (("hidden_score", -geometry.softcap),), 1.0)
+    if geometry.bias:
+        yield from bias_kinds(geometry, phase, distinct)
+    if geometry.dropout is not None:
+        yield from drop_kinds(geometry, phase, distinct, geometry.dropout)
+    yield Kind("all scores are 0", (("times", 0.0),), 1.2)
+    step = geometry.steps(phase)[:, :, None, None, None]
+    yield Kind(
+        "scores are multiplied by the scale once more in every step",
+        (("times", geometry.scale**step),),
+        1.2,
+    )
+    yield Kind("scores are doubled in every step", (("times", 2.0**step),), 1.4)
+    for of, number in (("query", geometry.heads), ("key", geometry.heads // geometry.group)):
+        words = f"scores are divided by the square root of the number of {of} heads as well"
+        if number > 1 and not (distinct and number == 4):
+            yield Kind(words, (("times", number**-0.5),), 1.3)
+
+
+def bias_kinds(geometry: Geometry, phase: str, distinct: bool) -> Iterator[Kind]:
+    """Yield the faults of adding the bias to the scores, in either pass."""
+    yield Kind("the bias is left out", (("bias_times", 0.0),), 0.95)
+    for words, value in factors_beside_scores(geometry, distinct):
+        yield Kind(f"the bias is {words}", (("bias_times", value),), 1.0)
+    yield from of_tables(geometry, phase, distinct, ("bias_q", "bias_k"), "bias", Operand.taken)
+    of_q, of_k = home(geometry, "q"), home(geometry, "k")
+    rows, columns = (of_k[0], of_q[1], of_k[2]), (of_q[0], of_k[1], of_q[2])
+    tables = zip((*components("bias_q"), *components("bias_k")), (*rows, *columns), strict=True)
+    yield Kind("the bias is transposed", tuple(tables), 1.1)
+
+
+def drop_kinds(
+    geometry: Geometry, phase: str, distinct: bool, dropout: tuple[float, int | None]
+) -> Iterator[Kind]:
+    """Yield the faults of the dropout mask: at wrong tokens, wrongly scaled, or applied in the wrong place."""
+    less = 1 - dropout[0]
+    yield Kind("dropout is left out", (("drop", DROPS.index("none")),), 0.95)
+    yield Kind("the dropout mask is inverted", (("drop", DROPS.index("inverted")),), 0.95)
+    if dropout[1] is not None:
+        yield Kind(
+            "the dropout mask is that of the seed + 1", (("drop", DROPS.index("next seed")),)
+        )
+    for words, value in (
+        ("not divided by 1 - dropout_p", less), ("divided by 1 - dropout_p twice", 1 / less),
+        ("multiplied by 1 - dropout_p, not divided by it", less * less),
+    ):  # fmt: skip
+        yield Kind(f"kept weights are {words}", (("drop_times", value),), 0.95)
+    at = np.argsort(geometry.position.ravel())[np.arange(geometry.slots)]
+    worker, slot = np.divmod(at, geometry.slots)
+    of_q, of_k = (
+        tuple(
+            (f"drop_{side}.{one}", x.reshape(axes))
+            for one, x in (("worker", worker), ("slot", slot))
+        )
+        for side, axes in (("q", (1, 1, 1, -1, 1)), ("k", (1, 1, 1, 1, -1)))
+    )
+    for changes, words in ((of_k, "key"), (of_q, "query"), ((*of_q, *of_k), "query and key")):
+        words = f"the dropout mask is taken at the {words} slot within the worker, not at the global position"
+        yield Kind(words, changes, 0.9)
+    yield from of_tables(
+        geometry, phase, distinct, ("drop_q", "drop_k"), "dropout mask", Operand.taken
+    )
+    rows, columns = home(geometry, "k"), home(geometry, "q")
+    tables = zip(
+        (*components("drop_q"), *components("drop_k")),
+        (rows[0], columns[1], rows[2], *columns),
+        strict=True,
+    )
+    yield Kind("the dropout mask is transposed", tuple(tables), 1.1)
+    if phase == "forward":
+        number = DROPS_IN_L.index("kept")
+        words = "the row sums are those of the kept weights"
+        yield Kind(
+            f"{words}, divided by 1 - dropout_p",
+            (("drop_l", DROPS_IN_L.index("kept and divided")),),
+        )
+        yield Kind(words, (("drop_l", number),))
+        yield Kind(
+            f"{words}, and o is not divided by 1 - dropout_p",
+            (("drop_l", number), ("drop_times", less)),
+        )
+        return
+    yield Kind("the product for dv lacks dropout", (("drop_dv", 1),), 1.0)
+    for name, words in (
+        ("not in dp", "dp lacks dropout"), ("in p too", "dS is p (dp - delta) with dropout in p as well as in dp"),
+        ("in p, not in dp", "dS is p (dp - delta) with dropout in p, not in dp"),
+    ):  # fmt: skip
+        yield Kind(words, (("drop_ds", DROPS_IN_DS.index(name)),), 1.0)

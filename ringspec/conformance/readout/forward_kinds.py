@@ -1,0 +1,178 @@
+"""The mistakes that only a forward pass can make: in inputs, in merges, and in the final o and lse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ringspec.conformance.readout import merges
+from ringspec.conformance.readout.choices import (
+    FINISHES,
+    LSES_GIVEN,
+    Tiles,
+)
+from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
+from ringspec.conformance.readout.kinds import Kind, factors
+from ringspec.conformance.readout.masks import Mask, every_mask, number_of
+from ringspec.conformance.readout.merges import MERGES
+from ringspec.conformance.readout.operands import Operand, operand_kinds
+from ringspec.conformance.readout.sink_kinds import sink_kinds
+from ringspec.conformance.readout.sources import sources
+
+FINISH_WORDS = {
+    "not divided": "o is not divided by l",
+    "divided twice": "o is divided by l twice",
+    "divided by the last block's l": "o is divided only by the l of the last block",
+    "before the last merge": "o is the one before the last block was merged (lse is correct)",
+    "divided by the first block's l": "o is divided only by the l of the first block",
+    "multiplied by l": "o is multiplied by l instead of divided",
+    "divided by l before the last merge": "o is divided by the l from before the last block was merged (lse is correct)",
+}
+
+LSE_GIVEN_WORDS = {
+    "maximum": "lse is only the row maximum",
+    "log l": "lse is log l without the maximum",
+    "base 2": "lse is in base 2",
+    "last block": "lse is that of only the last block",
+    "first block": "lse is that of only the first block",
+    "log2 l": "lse is the maximum plus log2 l",
+    "base 2 twice": "lse is divided by ln 2 twice",
+    "times ln 2": "lse is multiplied by ln 2",
+    "negative": "lse has the wrong sign",
+    "last maximum": "lse is the maximum of the last block, not the running one, plus log l",
+    "before the last merge": "lse is the one before the last block was merged (o is correct)",
+    "l": "lse is l, not the maximum plus log l",
+    "scaled maximum": "the maximum in lse, which is scaled already, is multiplied by the scale again",
+    "twice the maximum": "lse contains the maximum twice",
+    "unscaled maximum": "the maximum in lse is not scaled",
+    "maximum plus l": "lse is the maximum plus l, not plus log l",
+    "maximum minus log l": "lse is the maximum minus log l, not plus log l",
+    "first maximum": "lse is the maximum of the first block, not the running one, plus log l",
+}
+
+
+def sum_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
+    """Yield the masks that show too much, applied to the row sums alone. Padded keys change nothing else anyway."""
+    hidden = ~masks[0].pattern & geometry.real_pairs
+    for mask in masks if distinct else every_mask(geometry):
+        more = (mask.pattern & hidden).any() or not hidden.any()
+        if mask.words and (mask.pattern | ~masks[0].pattern).all() and more:
+            words = f"the row sums (not o) are made as if {mask.words}"
+            number = number_of(mask.pattern, masks)
+            yield Kind(words, (("mask", number), ("value_mask", 0)), mask.cost + 0.3)
+
+
+def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes that only a forward pass can make: in inputs, in merges, and in the final o and lse."""
+    yield from operand_kinds(geometry, "forward", masks, distinct)
+    yield from sum_kinds(geometry, masks, distinct)
+    for number, name in enumerate(MERGES):
+        if name == merges.EMPTY:
+            yield Kind(merges.WRONG[name], (("merge", number), ("hidden_merge", True)), 1.05)
+        elif number:
+            words = merges.WRONG[name]
+            yield Kind(words, (("merge", number),))
+            if not (geometry.sees_all and distinct):
+                more = f"{words}, and blocks without a visible pair are merged too"
+                yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
+    yield from tile_kinds(geometry)
+    yield from result_kinds(geometry)
+    if geometry.group > 1:
+        words = "the row sum of each block is taken over all query heads of a key head"
+        yield Kind(words, (("l_of_group", True),), 1.2)
+    for name, words in FINISH_WORDS.items():
+        yield Kind(words, (("finish", FINISHES.index(name)),), 1.0, True)
+    for name, words in LSE_GIVEN_WORDS.items():
+        yield Kind(words, (("lse_out", LSES_GIVEN.index(name)),), 1.0, True)
+    for source in sources(geometry, "forward", "q", distinct):
+        if "worker" not in dict(source.tables):
+            both = (Operand("lse and o", ("lse_row", "o_row")),) if geometry.padding else ()
+            for operand in (Operand("lse", ("lse_row",)), Operand("o", ("o_row",), 1.1), *both):
+                taken = operand.taken(source)
+                yield Kind(f"the returned {taken.words}", taken.changes, taken.cost, True)
+    r = np.arange(geometry.workers)
+    beside = ("next worker", (r + 1) % len(r)), ("previous worker", (r - 1) % len(r))
+    for words, table in beside:
+        at = (("lse_row.worker", table.reshape(-1, 1, 1, 1, 1)),)
+        yield Kind(f"lse is that of the {words} (o is correct)", at, 1.1, True)
+        at = (("o_row.worker", table.reshape(-1, 1, 1, 1, 1)),)
+        yield Kind(f"o is that of the {words} (lse is correct)", at, 1.1, True)
+    yield Kind("o is 0", (("o_times", 0.0),), 1.2, True)
+    for words, value in factors(geometry, distinct):
+        yield Kind(f"o is {words}", (("o_times", value),), 1.2, True)
+    if geometry.sinks:
+        yield from sink_kinds(geometry)
+    if geometry.travels("forward") == "queries":
+        for names, what in (
+            ("l", "l"),
+            ("m", "m"),
+            ("the running lse", "n"),
+            ("l and m", "lm"),
+            ("o", "o"),
+            ("l, m and o", "lmo"),
+        ):
+            words = f"the values of {names}, not sent with the queries, are those that the worker computed for its previous visitor"
+            yield Kind(words, (("stays", what),), 1.1)
+        for names in ("l", "m", "lm"):
+            words = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not sent home (the worker's last visitor was another)"
+            yield Kind(words, (("not_home", names),), 1.1)
+        for name in ("m", "l", "o"):
+            words = f"{name} is taken for 0 when queries arrive (it is not sent with them"
+            yield Kind(f"{words}, nor home)", (("resets", (name, True)),), 1.15)
+            yield Kind(f"{words}, but it is sent home)", (("resets", (name, False)),), 1.15)
+    yield Kind(
+        "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
+    )
+    for words, table in beside:
+        yield Kind(f"o and lse are stored at the {words}", (("o_to", table),), 1.3, True)
+    for number, layout in enumerate(believed(geometry), 1):
+        if layout not in (LATER, SHORT):
+            words = f"the tokens of o are put in the order of the layout {layout}"
+            yield Kind(words, (("o_tokens", number),), 1.2)
+    words = "tokens of o are put back with the layout's permutation, not with its inverse"
+    yield Kind(words, (("o_tokens", len(believed(geometry)) + 1),), 1.2)
+
+
+def tile_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the mistakes in merging tiles of keys, within each block or across all blocks."""
+    for size in (2, 3, 4):
+        for name in merges.IN_TILES if size < geometry.run else ():
+            for through, where in ((False, "within a block"), (True, "of all blocks")):
+                words = f"between tiles of {size} keys {where}, {merges.WRONG[name]}"
+                yield Kind(words, (("tiles", Tiles(size, name, through)),), 1.2)
+    if geometry.run < geometry.slots:
+        for name, wrong in merges.WRONG.items():
+            if name == merges.EMPTY:
+                continue
+            words = f"between the results of chunks of keys, {wrong}"
+            yield Kind(words, (("tiles", Tiles(geometry.run, name, True)),), 1.15)
+            words = (
+                f"between the results of blocks, and of the chunks of a worker's own block, {wrong}"
+            )
+            yield Kind(words, (("tiles", Tiles(geometry.run, name, True, True)),), 1.2)
+
+
+def result_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the mistakes of merging a block's result into the running results of other rows."""
+    n, half = geometry.slots, max(geometry.slots // 2, 1)
+    i, h = np.arange(n), np.arange(geometry.heads)
+    for words, rows in (
+        ("of the second half of the queries is merged into the rows of the first half", np.where(i < half, (i + half) % n, -1)),
+        ("of the first half of the queries is merged into the rows of the second half", np.where(i < half, -1, i - half)),
+        ("is merged into the rows with the two halves exchanged", (i + half) % n),
+        ("is merged into the rows one slot too early", np.where(i < n - 1, i + 1, -1)),
+        ("is merged into the rows one slot too late", i - 1),
+        ("is merged into the rows in reversed order", i[::-1]),
+    ):  # fmt: skip
+        yield Kind(
+            f"the block's result {words}", (("result_of.slot", rows.reshape(1, 1, 1, n, 1)),), 1.15
+        )
+    if geometry.heads > 1:
+        for words, heads in (("next head", np.roll(h, 1)), ("previous head", np.roll(h, -1))):
+            table = heads.reshape(1, 1, -1, 1, 1)
+            yield Kind(
+                f"the block's result is merged into the rows of the {words}",
+                (("result_of.head", table),),
+                1.25,
+            )

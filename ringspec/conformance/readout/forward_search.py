@@ -1,0 +1,412 @@
+"""Propose the faults of a forward pass that may explain what was read from the results of one problem.
+
+A *row* [a, h, i] contains all pairs of one query in one head. The other terms are those of
+:mod:`ringspec.conformance.readout.reader`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringspec.conformance.readout.choices import OF_ALL, Choices, Tiles
+from ringspec.conformance.readout.effects import (
+    AFTER_MERGES,
+    OF_LSE,
+    OF_O,
+    OF_ROW_SUMS,
+    names_of,
+)
+from ringspec.conformance.readout.fault_sets import Attempt, Candidates, Predict, composed, explain
+from ringspec.conformance.readout.kinds import Fault, Kind
+from ringspec.conformance.readout.matches import (
+    ZERO,
+    Explanation,
+    Match,
+    alike,
+    finite_size,
+    in_halves,
+    in_tiles,
+    near,
+    of_pairs,
+    ratio_steady,
+)
+from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
+from ringspec.conformance.readout.model import Forward
+from ringspec.conformance.readout.pairs import Seen
+from ringspec.conformance.readout.places import (
+    Place,
+)
+from ringspec.conformance.readout.reader import Reader
+from ringspec.problem.model import Array, Booleans
+
+FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
+FEW = 6  # how many sets of blocks are tried for a rare kind of fault
+OF_FORWARD = 2 / 3  # the share of the search in the forward pass, if a backward pass follows
+
+
+def containing(pairs: Booleans) -> Callable[[Place], bool]:
+    """Return a function that tells whether a place contains all ``pairs`` [a, b, h, i, j]."""
+    return lambda place: not (pairs & ~place.table).any()
+
+
+def touching(halves: Booleans) -> Callable[[Place], bool]:
+    """Return a function that tells whether a place contains some pair of each of these ``halves`` of rows, [a, b, h, i, 2]."""
+
+    def touches(place: Place) -> bool:
+        shape = (*halves.shape[:4], place.table.shape[4])
+        n = halves.shape[4]
+        inside = np.broadcast_to(place.table, shape)
+        there = in_halves(inside) if n == 2 and shape[4] > 1 else inside.any(axis=4, keepdims=True)
+        return not (halves & ~there).any()
+
+    return touches
+
+
+def match_forward(reader: Reader, seen: Seen, ours: Forward) -> Match:
+    weights, tolerance = ours.weights, reader.tolerance
+    equal = {"A": near(seen.weights, weights, np.abs(weights), tolerance)}
+    arrays = {"A": weights}
+    if seen.lse is not None:
+        size = np.maximum(1.0, finite_size(ours.lse))
+        equal["lse"] = near(seen.lse, ours.lse, size, tolerance)
+        arrays["lse"] = ours.lse
+    size = np.abs(weights).sum(axis=(1, 4))[..., None] * reader.largest
+    equal["V"] = near(seen.through, ours.through, size, tolerance)
+    return Match(
+        equal,
+        arrays | {"V": ours.through},
+        lambda: {"A": alike(seen.weights, weights, tolerance)},
+    )
+
+
+def explain_forward(reader: Reader, seen: Seen) -> tuple[Explanation, Choices]:
+    """Explain the forward pass; return the explanation, and the choices of a ring with its faults."""
+    model = reader.model
+
+    def predict(choices: Choices) -> Match:
+        return match_forward(reader, seen, model.forward(choices))
+
+    reader.search_from(model.right)
+    found = explain(
+        model,
+        model.keep,
+        predict,
+        model.right,
+        lambda choices, match, last: forward_faults(reader, seen, predict, choices, match, last),
+        reader.part(1.0 if seen.p is None else OF_FORWARD),
+    )
+    return found, composed(model.right, found.faults)
+
+
+def forward_faults(
+    reader: Reader, seen: Seen, predict: Predict, choices: Choices, match: Match, last: bool
+) -> Candidates:
+    """Yield faults that may explain more, each with its match.
+
+    ``choices`` and ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all
+    that is still wrong.
+
+    A row does not depend on other rows, and the ratios between the weights of a row within a
+    block do not depend on other blocks. So one evaluation with a kind applied everywhere shows where it helps.
+    """
+    kinds, places = reader.tried("forward")
+
+    def attempt(fault: Fault) -> Match:
+        def predicted() -> Match:
+            return predict(fault.applied(choices))
+
+        if fault.place.words:
+            return predicted()
+        found: Match = reader.once("match", fault.kind, choices, predicted)
+        return found
+
+    _, l, _, _ = reader.model.blocks(choices)
+    nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
+    shaped = np.asarray(np.all(match.alike["A"].all(axis=4) | nothing, axis=1))
+    wrong = wrong_rows(reader, match)
+    misshapen = not match.alike["A"].all()
+    ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
+    alike_in: dict[int, bool] = {}
+    for kind in itertools.takewhile(reader.model.may_go_on, kinds):
+        changes = kind.slots
+        if "tiles" in changes:
+            tiles: Any = dict(kind.changes)["tiles"]
+            if tiles.size not in alike_in:
+                alike_in[tiles.size] = tiles_alike(reader, tiles, seen.weights, match.ours["A"])
+            # Rows are compared in halves: a wrong merge of these leaves the halves right.
+            if not alike_in[tiles.size] or not (
+                misshapen or 2 * tiles.size == reader.geometry.slots
+            ):
+                continue
+        pairs = read_pairs(reader, kind, seen, choices, ours, there) if misshapen else None
+        if pairs is not None:
+            yield from reader.in_pairs("forward", kind, pairs, attempt)
+        if changes & {*OF_ALL, "o_to"} and "merge" not in changes:
+            one = Fault("forward", kind, places.blocks[0])
+            yield one, attempt(one)
+        elif kind.of_workers:
+            if may_help(reader, kind, match, last):
+                yield from in_rows(reader, kind, attempt, match, last)
+        elif dict(kind.changes).get("count") == 0.0:
+            gone = (np.abs(seen.weights) <= ZERO) & (np.abs(match.ours["A"]) > ZERO)
+            there = np.abs(seen.weights) > ZERO
+            able = containing(gone & ~match.equal["A"]) if last else None
+            yield from reader.at_best(kind, places, gone, there, attempt, able=able)
+        elif changes & {"v.worker", "v.slot"}:
+            good, bad = reader.movable(kind, match, ("A",), "forward", seen.weights)
+            if good.any():
+                yield from reader.at_best(kind, places, good, bad, attempt, "forward", True)
+        elif changes & OF_ROW_SUMS or of_padding(reader, kind):
+            if not (last and (wrong & ~shaped).any()):
+                at = for_rows(reader, kind, seen, choices, match, l, shaped, last)
+                yield from by_blocks(reader, kind, at, attempt, match, last)
+        elif misshapen:
+            after = alike_everywhere(reader, kind, seen, choices)
+            before = match.alike["A"]
+            slots = reader.geometry.slots
+            better, worse = of_pairs(after & ~before, slots), of_pairs(before & ~after, slots)
+            if better.any() and not (last and not (after | before).all()):
+                able = touching(in_halves(~match.equal["A"]) & ~before) if last else None
+                yield from reader.at_best(kind, places, better, worse, attempt, able=able)
+
+
+def alike_everywhere(reader: Reader, kind: Kind, seen: Seen, choices: Choices) -> Booleans:
+    """Return which halves of rows agree up to a factor, [a, b, h, i, 2], with a kind in all blocks."""
+
+    def compute() -> Booleans:
+        everywhere = Fault("forward", kind, reader.tried("forward")[1].blocks[0])
+        p = reader.model.blocks(everywhere.applied(choices))[3]
+        return alike(seen.weights, p, reader.tolerance)
+
+    found: Booleans = reader.once("alike", kind, choices, compute)
+    return found
+
+
+def for_rows(
+    reader: Reader,
+    kind: Kind,
+    seen: Seen,
+    choices: Choices,
+    match: Match,
+    l: Array,
+    shaped: Booleans,
+    last: bool,
+) -> list[Place]:
+    """Return the sets of blocks in which a kind that changes row sums may explain some rows; if ``last``, all rows.
+
+    ``l`` [a, b, h, i]: row sums of the blocks. ``shaped`` [a, h, i]: rows whose weights are correct in every block
+    up to one factor for the block.
+    """
+    wrong, of_merge = wrong_rows(reader, match), "merge" in kind.slots
+    heads = "v.head" in kind.slots
+    able = wrong & (match.equal["A"].all(axis=(1, 4)) if heads else shaped)
+    if not able.any():
+        return []
+    computed = joining(reader, kind, l) if of_merge else l != 0
+    if of_padding(reader, kind):
+        computed = np.broadcast_to(differing(reader, kind).any(axis=4), l.shape)
+    right = computed & ~wrong[:, None] & (not of_merge)
+    at = reader.tried("forward")[1].possible(computed & able[:, None], right)
+    if heads:
+        return at
+    # Until the weights of each row are correct up to a factor, a wrong merge explains only a few rows.
+    rare = "hidden_merge" in kind.slots and not of_empty(reader, kind)
+    few = at[:2] if (wrong & ~shaped).any() else at[:FEW] if rare else at
+    return merging_well(reader, kind, few, seen, choices, match, last)
+
+
+def differing(reader: Reader, kind: Kind) -> Booleans:
+    """Return the pairs at which the mask of a kind differs from the correct mask."""
+    number: Any = dict(kind.changes).get("mask", 0)
+    return reader.model.masks[number] ^ reader.model.masks[0]
+
+
+def of_padding(reader: Reader, kind: Kind) -> bool:
+    """Return whether a kind is a mask that is wrong only for padded keys, which change nothing but row sums."""
+    if not reader.geometry.padding or kind.slots != {"mask"}:
+        return False
+    at = differing(reader, kind) & reader.geometry.real[:, None, None, :, None]
+    return bool(at.any() and not (at & reader.geometry.real_pairs).any())
+
+
+def tiles_alike(reader: Reader, tiles: Tiles, seen: Array, ours: Array) -> bool:
+    """Return whether, in every tile, each row is correct up to a factor, as after a wrong merge of these tiles."""
+    parts = [(seen[..., keys], ours[..., keys]) for keys in tiles.of(reader.geometry)]
+    return all(
+        (ratio_steady(x, y, reader.tolerance) | (np.abs(x) <= FAINT).all(axis=-1)).all()
+        for x, y in parts
+    )
+
+
+def read_pairs(
+    reader: Reader, kind: Kind, seen: Seen, choices: Choices, ours: Booleans, there: Booleans
+) -> Booleans | None:
+    """Return the pairs [a, b, h, i, j] whose weights alone show this mistake of the forward pass.
+
+    None if the weights cannot show this kind. ``ours`` and ``there``: pairs whose weight is not 0, as predicted and
+    as observed.
+    """
+    changes = dict(kind.changes)
+    masks = {"mask", "value_mask"} & changes.keys()
+    if changes.get("count") == 0.0:
+        return ours & ~there
+    if masks and len(changes) == 1:
+        pattern = reader.model.masks[int(np.asarray(changes[masks.pop()]))]
+        if pattern.all():
+            return there & ~ours
+        if not pattern.any():
+            return ours & ~there
+    times, count = changes.get("times", 1.0), changes.get("count", 1.0)
+    if not (isinstance(times, float) and isinstance(count, float)):
+        return None
+    if times * count != 1.0 and seen.lse is not None:
+        s = reader.model.scores(choices)
+        e = seen.weights * np.exp(seen.lse)[:, None, ..., None]
+        once, other = np.exp(s), count * np.exp(times * s)
+        fits = [near(e, x, x, 2 * reader.tolerance) & there & ours for x in (once, other)]
+        return in_tiles(fits[1] & ~fits[0], ours & ~fits[1], fits[0] & fits[1])
+    return None
+
+
+def shows_merges(reader: Reader, choices: Choices) -> bool:
+    """Return whether o and lse are what the merges of blocks give, with nothing changed afterwards."""
+    right = reader.model.right
+    return not reader.geometry.sinks and all(choices[x] is right[x] for x in AFTER_MERGES)
+
+
+def may_help(reader: Reader, kind: Kind, match: Match, last: bool) -> bool:
+    """Return whether a kind changes o or lse where something is wrong; if ``last``, everything that is wrong."""
+    wrong = {name for name, x in match.equal.items() if not x.all()}
+    names = names_of(kind)
+    if names <= OF_LSE:
+        return wrong == {"lse"} if last else "lse" in wrong
+    if names <= OF_O:
+        return "lse" not in wrong if last else wrong != {"lse"}
+    return True
+
+
+def merging_well(
+    reader: Reader,
+    kind: Kind,
+    places: Sequence[Place],
+    seen: Seen,
+    choices: Choices,
+    match: Match,
+    last: bool,
+) -> list[Place]:
+    """Return the ``places`` at which a kind corrects the sums of a row: its weights summed over each block, or its lse.
+
+    ``last``: return only those at which it corrects the sums of all rows that are wrong.
+    """
+    if not places:
+        return []
+    everywhere = reader.tried("forward")[1].blocks[0]
+    c = Fault("forward", kind, everywhere).applied(choices)
+    there = np.array([x.table[..., 0] for x in places])
+    p, weight, lse = reader.model.weights_of_blocks(choices, c, there)
+    total = seen.weights.sum(axis=4)
+    right = near(total, weight * p, np.abs(total), 4 * reader.tolerance).all(axis=2)
+    found = np.asarray(right & ~match.equal["A"].all(axis=(1, 4)))
+    if seen.lse is not None:
+        same = near(seen.lse, lse, np.maximum(1.0, finite_size(lse)), reader.tolerance)
+        right &= same
+        found |= right & ~match.equal["lse"]
+    well = np.asarray(found.any(axis=(1, 2, 3)))
+    if last and shows_merges(reader, choices):
+        well &= (right | ~wrong_rows(reader, match)).all(axis=(1, 2, 3))
+    return [x for x, one in zip(places, well, strict=True) if one]
+
+
+def wrong_rows(reader: Reader, match: Match) -> Booleans:
+    """Return the rows, [a, h, i], in which anything disagrees."""
+    wrong = ~match.equal["A"].all(axis=(1, 4)) | ~match.equal["V"].all(axis=3)
+    return np.asarray(wrong | ~match.equal["lse"] if "lse" in match.equal else wrong)
+
+
+def of_empty(reader: Reader, kind: Kind) -> bool:
+    """Return whether a wrong merge affects only rows that see no key of a block."""
+    return MERGES[int(np.asarray(dict(kind.changes).get("merge", 0)))] == EMPTY
+
+
+def joining(reader: Reader, kind: Kind, l: Array) -> Booleans:
+    """Return which rows of each block, [a, b, h, i], a wrong merge can change."""
+    here = l != 0
+    changed: Any = dict(kind.changes)
+    if of_empty(reader, kind):
+        return ~here
+    if "hidden_merge" in changed or MERGES[changed["merge"]] in AT_FIRST:
+        return here
+    first, found = reader.geometry.steps("forward"), np.zeros_like(here)
+    seen_before = np.zeros_like(here[:, 0])
+    for step in range(reader.geometry.workers):
+        a, b = np.nonzero(first == step)
+        found[a, b] = here[a, b] & seen_before[a]
+        seen_before[a] |= here[a, b]
+    return found
+
+
+def in_rows(reader: Reader, kind: Kind, attempt: Attempt, match: Match, last: bool) -> Candidates:
+    """Try a kind that workers choose for all their blocks, in the rows that it corrects; if ``last``, in all wrong rows."""
+    everywhere = Fault("forward", kind, reader.workers.blocks[0])
+    got = attempt(everywhere)
+    wrong = wrong_rows(reader, match)
+    if last and (wrong & wrong_rows(reader, got)).any():
+        return
+    good, bad = rows_corrected(reader, match, got)
+    if good.any() and not bad.any():
+        yield everywhere, got
+    if good.any():
+        able = containing(wrong[:, None, :, :, None]) if last else None
+        yield from reader.at_best(kind, reader.workers, good, bad, attempt, able=able)
+
+
+def by_blocks(
+    reader: Reader,
+    kind: Kind,
+    places: Sequence[Place],
+    attempt: Attempt,
+    match: Match,
+    last: bool,
+) -> Candidates:
+    """Try a kind that changes whole rows: in each of ``places``, and in only the rows and heads there that it corrects.
+
+    ``last``: only if it corrects all rows that are wrong.
+    """
+    wrong = wrong_rows(reader, match)
+    for place in places:
+        fault = Fault("forward", kind, place)
+        got = attempt(fault)
+        if last and (wrong & wrong_rows(reader, got)).any():
+            continue
+        good, bad = rows_corrected(reader, match, got)
+        if not good.any():
+            continue
+        if not bad.any():
+            yield fault, got
+        for part in reader.workers.parts_fitting(good, bad, place):
+            one = Fault("forward", kind, part)
+            yield one, attempt(one)
+
+
+def rows_corrected(reader: Reader, before: Match, after: Match) -> tuple[Array, Array]:
+    """Return how much of each row ``after`` corrects, and whether it makes the row wrong: two arrays [a, 1, h, i, j]."""
+    shape = (reader.geometry.workers, reader.geometry.heads, reader.geometry.slots)
+    good, bad = np.zeros(shape), np.zeros(shape, bool)
+    for name, was in before.equal.items():
+        now = after.equal[name]
+        if was.ndim > 3:
+            was, now = np.asarray(was.all(axis=-1)), np.asarray(now.all(axis=-1))
+        better, worse = np.asarray(now & ~was), np.asarray(was & ~now)
+        if was.ndim == 4 and name == "A":
+            better, worse = better.sum(axis=1), np.asarray(worse.any(axis=1))
+        good, bad = good + better, bad | worse
+    full = (shape[0], 1, shape[1], shape[2], shape[2])
+    good, bad = good * ~bad, bad | False
+    return (
+        np.broadcast_to(good[:, None, :, :, None], full),
+        np.broadcast_to(bad[:, None, :, :, None], full),
+    )

@@ -1,0 +1,101 @@
+"""What a fault is: a kind of mistake at a place; and the factors that a kernel may apply by mistake.
+
+A *kind* is a mistake, expressed as wrong values of a ring's choices. A *fault* is a kind at a place, which is a set of
+pairs of tokens (:mod:`ringspec.conformance.readout.places`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringspec.conformance.readout.choices import (
+    Choices,
+)
+from ringspec.conformance.readout.geometry import Geometry
+from ringspec.conformance.readout.merges import LN2
+from ringspec.conformance.readout.places import Place
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A mistake: ``changes`` are names of choices in :class:`Choices` with their wrong values.
+
+    ``words`` complete 'In the forward pass, ...'. ``cost`` is lower for more usual mistakes. ``of_workers``: the choice
+    is made for whole workers or their queries, not for blocks. ``only``: the one of KERNELS that makes the mistake;
+    '' if both do.
+    """
+
+    words: str
+    changes: tuple[tuple[str, object], ...]
+    cost: float = 1.0
+    of_workers: bool = False
+    only: str = ""
+
+    @property
+    def slots(self) -> set[str]:
+        return {slot for slot, _ in self.changes}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A mistake (``kind``) at a ``place`` in one pass: ``phase`` is 'forward' or 'backward'."""
+
+    phase: str
+    kind: Kind
+    place: Place
+
+    @property
+    def cost(self) -> float:
+        return self.kind.cost + self.place.cost
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """The name by which the same fault is recognised in another problem."""
+        return self.phase, self.kind.words, self.place.words
+
+    def applied(self, choices: Choices) -> Choices:
+        for slot, value in self.kind.changes:
+            choices = choices.with_value(slot, self.place.table, value, self.kind.only)
+        return choices
+
+
+def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
+    """Return the factors that a kernel may apply by mistake, with words that follow 'is' or 'are'."""
+    scale, W, group = geometry.scale, geometry.workers, geometry.group
+    numbers = {3, W, W + 1, group} if distinct else set(range(3, max(W + 2, group + 1, 9)))
+    return [
+        ("too large by a factor of 2", 2.0),
+        ("too small by a factor of 2", 0.5),
+        ("negated", -1.0),
+        ("multiplied by ln 2", LN2),
+        ("divided by ln 2", 1 / LN2),
+        ("not multiplied by the scale", 1 / scale),
+        ("multiplied by the scale twice", scale),
+        ("multiplied by the square root of the scale", scale**-0.5),
+        ("multiplied by the scale and divided by ln 2", scale / LN2),
+        *((f"too large by a factor of {x}", float(x)) for x in sorted(numbers - {1, 2})),
+        *((f"divided by {x}", 1.0 / x) for x in sorted(numbers - {1, 2})),
+    ]
+
+
+def factors_beside_scores(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
+    """Return the factors on what is correct without a factor, with words that follow 'is' or 'are'."""
+    scale = geometry.scale
+    usual = [(words, x) for words, x in factors(geometry, distinct) if "scale" not in words]
+    return [("multiplied by the scale", scale), ("divided by the scale", 1 / scale), *usual]
+
+
+GRADIENTS = (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk"), ("dq", "dk", "dv"))
+
+
+def listing(names: Sequence[str]) -> str:
+    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def verb(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def at_counts(names: Sequence[str], value: object) -> tuple[tuple[str, object], ...]:
+    return tuple((f"{name}_count", value) for name in names)

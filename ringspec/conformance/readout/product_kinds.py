@@ -1,0 +1,167 @@
+"""The mistakes in the products that give the gradients, in their buffers, and in where they are added.
+
+A *share* is what one pair of tokens adds to a row of a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ringspec.conformance.readout.choices import (
+    DS_FORMS,
+    DV_FORMS,
+)
+from ringspec.conformance.readout.geometry import Geometry
+from ringspec.conformance.readout.kinds import (
+    GRADIENTS,
+    Kind,
+    at_counts,
+    factors_beside_scores,
+    listing,
+    verb,
+)
+from ringspec.conformance.readout.operands import Operand, of_tables, tables_at
+from ringspec.conformance.readout.sources import sources
+
+
+def dbias_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the faults of the gradient of the bias."""
+    yield Kind("the share of dbias is lost", (("dbias_count", 0.0),), 0.95)
+    for words, value in factors_beside_scores(geometry, distinct):
+        yield Kind(f"dbias is {words}", (("dbias_count", value),), 1.0)
+    yield Kind("dbias is transposed within each block", (("turned", 4),), 1.0)
+    for name, words in DS_WORDS.items():
+        if name != "hidden pairs":
+            yield Kind(f"dbias takes {words}", (("dbias_form", DS_FORMS.index(name)),), 1.1)
+    yield from of_tables(
+        geometry, "backward", distinct, ("dbias_to", "dbias_k"), "dbias", Operand.given
+    )
+
+
+DS_WORDS = {
+    "p dp - delta": "p dp - delta, not p (dp - delta)",
+    "dp - delta": "dp - delta, not multiplied by p",
+    "p": "p, not p (dp - delta)",
+    "p dp": "p dp without delta",
+    "p delta": "p delta, not p (dp - delta)",
+    "p (dp + delta)": "p (dp + delta), not p (dp - delta)",
+    "dp": "dp, not p (dp - delta)",
+    "p (1 - p) dp": "p (1 - p) dp, not p (dp - delta)",
+    "p p (dp - delta)": "p p (dp - delta), with p once too often",
+    "hidden pairs": "hidden pairs as well",
+}
+
+DV_WORDS = {
+    "block's maximum": "exp(s - the block's row maximum), not p",
+    "row maximum": "exp(s - the row maximum), not p",
+    "block's lse": "p normalised over only the block",
+    "dS": "dS in place of p",
+    "p dp": "p dp in place of p",
+    "dp": "dp in place of p",
+}
+
+
+def product_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the mistakes in the products that give dq, dk and dv, and in the buffers that hold these gradients."""
+    yield Kind("dy is taken as 1 everywhere (the gradient of the sum of o)", (("dy_ones", True),))
+    yield Kind("dS is not transposed in the product for dk", (("turned", 1),))
+    yield Kind("P is not transposed in the product for dv", (("turned", 2),))
+    yield Kind(
+        "neither P nor dS is transposed in the products for dv and dk", (("turned", 3),), 1.1
+    )
+    for name, words in DS_WORDS.items():
+        form = DS_FORMS.index(name)
+        if name == "hidden pairs" and geometry.sees_all:
+            continue
+        if name not in ("p dp", "hidden pairs"):
+            yield Kind(f"dS is {words}", (("dq_form", form), ("dk_form", form)))
+        yield Kind(f"the product for dq takes {words}", (("dq_form", form),), 1.1)
+        yield Kind(f"the product for dk takes {words}", (("dk_form", form),), 1.1)
+    for name, words in DV_WORDS.items():
+        yield Kind(f"the product for dv takes {words}", (("dv_form", DV_FORMS.index(name)),), 1.1)
+    if geometry.group > 1:
+        words = "dS is summed over the query heads of a key head before the product for dq"
+        yield Kind(words, (("dq_of_group", True),), 1.1)
+    yield from over_head_kinds(geometry)
+    yield Kind("dk and dv are exchanged", (("exchanged", True),), 1.1)
+    words = "dk is returned as dk + dv, and dv as the dk + dv of the next worker"
+    yield Kind(words, (("stacked", True),), 1.2)
+    travelling = (
+        (("dq",),)
+        if geometry.travels("backward") == "queries"
+        else (("dk",), ("dv",), ("dk", "dv"))
+    )
+    for names in travelling:
+        words = (
+            f"each hop adds the arriving {listing(names)} to what the worker has already sent on"
+        )
+        yield Kind(words, (("adds", names),), 1.1)
+        yield from buffer_kinds(geometry, names)
+    for size in (2, 3, 4):
+        for names in GRADIENTS[:4]:
+            words = f"{listing(names)} of a tile of {size} tokens still contain{'s' if len(names) == 1 else ''} those of the tiles before it (the tile is not cleared)"
+            if size < geometry.run:
+                yield Kind(words, (("uncleared", (*names, "tiles", size)),), 1.2)
+    # If the buffer of a gradient that stays on a worker is not cleared, every later step adds its contents again.
+    again = (geometry.workers - geometry.steps("backward"))[:, :, None, None, None].astype(float)
+    for names in GRADIENTS[:4]:
+        if not {"dq"} <= set(names) if ("dq",) in travelling else names == ("dq",):
+            words = f"a block's {listing(names)} {verb(names)} added again in every later step"
+            yield Kind(words, at_counts(names, again), 1.2)
+
+
+def over_head_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the mistakes of adding up gradients over all heads; the heads may be batch entries."""
+    for names in GRADIENTS:
+        heads = {
+            geometry.heads if name == "dq" else geometry.heads // geometry.group for name in names
+        }
+        if len(heads) > 1 or 1 in heads:
+            continue
+        what = f"{listing(names)} {verb(names)}"
+        summed = (("over_heads", names),)
+        yield Kind(f"{what} summed over all heads, and every head gets the sum", summed, 1.1)
+        words = f"{what} averaged over all heads, and every head gets the average"
+        yield Kind(words, (*summed, *at_counts(names, 1 / heads.pop())), 1.15)
+
+
+def buffer_kinds(geometry: Geometry, names: Sequence[str]) -> Iterator[Kind]:
+    """Yield the mistakes in the buffers of the travelling gradients ``names``: not cleared, or added one step late."""
+    what = f"a block's {listing(names)}"
+    yield Kind(
+        f"{what} still contain{'s' if len(names) == 1 else ''} those of the earlier steps (the buffer is not cleared)",
+        (("uncleared", (*names, "steps", 1)),),
+        1.1,
+    )
+    yield Kind(
+        f"{what} still contain{'s' if len(names) == 1 else ''} those of every second step before (two buffers are not cleared)",
+        (("uncleared", (*names, "steps", 2)),),
+        1.15,
+    )
+    W, step = geometry.workers, geometry.steps("backward")
+    a, b = np.indices((W, W))
+    owner = a if names == ("dq",) else b
+    late = ((owner - geometry.direction) % W)[:, :, None, None, None]
+    there = tuple((f"{name}_to.worker", late) for name in names)
+    kept = (step < W - 1)[:, :, None, None, None].astype(float)
+    words = f"{what} {verb(names)} added one step late, to the next visitor's, and those of the last step are lost"
+    yield Kind(words, (*there, *at_counts(names, kept)), 1.1)
+
+
+def goal_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes of adding shares of gradients to the wrong tokens."""
+    for side, of in (("q", (("dq",),)), ("k", (("dk", "dv"), ("dk",), ("dv",)))):
+        for source in sources(geometry, "backward", side, distinct):
+            for names in of:
+                what, several = listing(names), len(names) > 1
+                # Lower than the cost of wrong keys and values, which give the same results where nothing is masked.
+                cost = 0.95 if several else 1.0 if side == "q" else 1.1
+                words = (
+                    f"{what} {verb(names)} added to {'those' if several else 'that'} {source.words}"
+                )
+                if source.added:
+                    words = f"the {'shares' if several else 'share'} of {what} {verb(names)} added {source.added}"
+                changes = tables_at([f"{name}_to" for name in names], source)
+                yield Kind(words, changes, cost + source.cost)

@@ -1,0 +1,186 @@
+"""What the searches for the faults of one problem share: its model ring, the kinds and places that are tried, and the best places of a kind.
+
+A *pair* [a, b, h, i, j] is query i of worker a with key j of worker b in head h. A *block* [a, b] contains all pairs of
+two workers. A *kind* is a mistake, such as a wrong mask. A *fault* is a kind at a *place*, which is a set of pairs. The
+*choices* of a ring say what it does for each pair, and every fault changes some of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ringspec.conformance.readout.choices import OF_ALL, Choices, components
+from ringspec.conformance.readout.effects import (
+    GOALS,
+    names_of,
+)
+from ringspec.conformance.readout.fault_sets import Attempt, Candidates
+from ringspec.conformance.readout.geometry import dealt_otherwise
+from ringspec.conformance.readout.kinds import Fault, Kind
+from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.matches import (
+    ZERO,
+    Match,
+)
+from ringspec.conformance.readout.model import Model
+from ringspec.conformance.readout.pairs import Pairs
+from ringspec.conformance.readout.places import (
+    Amounts,
+    Place,
+    Places,
+    block_places,
+    listed,
+    pairs_listed,
+    worker_places,
+)
+from ringspec.conformance.readout.vocabulary import kinds_of
+from ringspec.problem.model import Array, Booleans
+
+# Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
+# results that stay unexplained take.
+EVALUATIONS = 33_000
+MOST_WHOLE, MOST_PARTIAL = (
+    40,
+    3,
+)  # how many places of a kind are tried: those that explain everything, and those that do not
+
+
+class Reader:
+    """Explains the results of one problem.
+
+    ``tolerance``: the largest difference that counts as equal, relative to the size of an element's terms.
+    ``evaluations``: the most that all searches together may compute, in tables over all pairs.
+    """
+
+    def __init__(self, pairs: Pairs, tolerance: float, evaluations: float = EVALUATIONS) -> None:
+        geometry = pairs.geometry
+        self.geometry, self.tolerance, self.evaluations = geometry, tolerance, evaluations
+        self.masks = masks_of(geometry)
+        self.model = Model(pairs, [mask.pattern for mask in self.masks], dealt_otherwise(geometry))
+        self.largest = float(np.abs(pairs.g).max())
+        self.workers = Places(geometry, worker_places(geometry), True)
+        self.kept: dict[str, tuple[list[Kind], Places]] = {}
+        self.judged: dict[str, tuple[Array, Match]] = {}
+        self.base: Choices | None = None
+        self.of_base: dict[tuple[str, int], Any] = {}
+
+    def part(self, share: float) -> float:
+        """Return how many evaluations a search may make that gets ``share`` of those that are left."""
+        return share * max(0.0, self.evaluations - self.model.evaluations)
+
+    def search_from(self, base: Choices) -> None:
+        """Forget what :meth:`once` keeps, and keep it for a search that begins at ``base``."""
+        self.base, self.of_base = base, {}
+
+    def once(self, what: str, kind: Kind, choices: Choices, compute: Callable[[], Any]) -> Any:
+        """Return ``compute()``, a result for ``choices`` and ``kind``, computed once if no fault has been found yet.
+
+        A search goes through all kinds twice: first for those that explain everything, then for those that help.
+        """
+        if choices is not self.base:
+            return compute()
+        key = what, id(kind)
+        if key not in self.of_base:
+            self.of_base[key] = compute()
+        return self.of_base[key]
+
+    def tried(self, phase: str) -> tuple[list[Kind], Places]:
+        """Return the kinds of faults and the places that are tried in a pass."""
+        if phase not in self.kept:
+            blocks = block_places(self.geometry, phase, self.masks[0].pattern)
+            kinds = kinds_of(self.geometry, phase, self.masks)
+            kinds.sort(key=lambda kind: not kind.slots & set(OF_ALL))  # these take one evaluation
+            self.kept[phase] = kinds, Places(self.geometry, blocks)
+        return self.kept[phase]
+
+    def in_pairs(self, phase: str, kind: Kind, pairs: Booleans, attempt: Attempt) -> Candidates:
+        """Try a kind at exactly the pairs that show it, if a short list describes them."""
+        masks = [value for slot, value in kind.changes if slot in ("mask", "value_mask")]
+        patterns = [self.model.masks[int(np.asarray(x))] for x in masks if np.asarray(x) >= 0]
+        if not all(x.all() or not x.any() for x in patterns):
+            return  # pairs show only a mask that hides all of them or none
+        place = pairs_listed(self.geometry, pairs, self.tried(phase)[1].blocks)
+        if place is not None:
+            fault = Fault(phase, kind, place)
+            yield fault, attempt(fault)
+
+    def at_best(
+        self,
+        kind: Kind,
+        places: Places,
+        good: Amounts,
+        bad: Amounts,
+        attempt: Attempt,
+        phase: str = "forward",
+        loosely: bool = False,
+        able: Callable[[Place], bool] | None = None,
+    ) -> Candidates:
+        """Try a kind in the places that contain most of ``good`` and nothing of ``bad``.
+
+        ``loosely``: a place may contain a little of ``bad``. ``able``: whether a place may explain everything, if only
+        such places are of use.
+        """
+        fitting = places.fitting(good, bad, MOST_WHOLE, loosely, "result_of" in names_of(kind))
+        gained, lost = (np.asarray(x, float).sum(axis=(2, 3, 4)) for x in (good, bad))
+        blocks = np.asarray((gained > 0) & (lost <= (0.5 * gained if loosely else 0)))
+        more = listed(blocks, places.blocks)
+        if more is not None:
+            total = float(np.asarray(good * more.table).sum())
+            fitting = heapq.merge(fitting, [(total, more)], key=lambda one: (-one[0], one[1].cost))
+        left, whole, most = MOST_PARTIAL, False, 0.0
+        for gain, place in fitting:
+            if whole and gain < most:
+                break
+            whole, most = False, gain
+            if able is None or able(place):
+                fault = Fault(phase, kind, place)
+                got = attempt(fault)
+                whole = got.whole
+                yield fault, got
+            left -= not whole
+            if not left:
+                break
+
+    def movable(
+        self,
+        kind: Kind,
+        match: Match,
+        moved: Iterable[str],
+        phase: str = "backward",
+        seen: Array | None = None,
+    ) -> tuple[Array, Booleans]:
+        """Return how many shares of each pair this kind may have moved.
+
+        A share may have been moved if something is wrong both where it belongs and where the kind would move it.
+
+        The second array marks the pairs with a share that cannot have been moved. ``moved``: the matrices with moved
+        shares. ``seen``: the weights that were read, for a forward pass.
+        """
+        model, shape = self.model, self.model.shape
+        home = model.right
+        there = Fault(phase, kind, self.workers.blocks[0]).applied(home)
+        good, bad = np.zeros(shape), np.zeros(shape, bool)
+        for name in moved:
+            row, column = GOALS[name]
+            worker, head, slot = (there[x] for x in components(row))
+            b, c, j = (there[x] for x in components(column))
+            at = (((worker * shape[0] + b) * shape[2] + head) * shape[3] + slot) * shape[4] + j
+            at = np.broadcast_to(at, shape)
+            stays = at == np.arange(at.size).reshape(shape)
+            if name in ("P", "dS of dk"):
+                stays = stays & (head // model.group == c)
+            wrong = ~match.equal[name]
+            share = np.abs(match.ours[name]) > ZERO
+            may_be_wrong = wrong | ~self.geometry.real_pairs  # no result shows pairs with padding
+            may = wrong & may_be_wrong.ravel()[at]
+            # Where a share was moved away, the weight is 0, unless another share landed there.
+            if seen is not None:
+                lands = np.bincount(at[share & ~stays], minlength=at.size).reshape(shape) > 0
+                may = may & ((np.abs(seen) <= ZERO) | lands)
+            good = good + (share & may & ~stays)
+            bad = bad | (share & ~may & ~stays)
+        return good, bad
