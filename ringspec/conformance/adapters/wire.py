@@ -50,6 +50,7 @@ MAX_TEXT = 2000
 
 def call_message(call: Call, inputs: str, result: str) -> dict[str, Any]:
     """Convert a call to plain data; ``inputs`` and ``result`` are paths of files."""
+    split = {"scheme": call.scheme, "mesh": plain(call.mesh)} if call.scheme else {}
     return {
         "kind": "call",
         "id": call.id,
@@ -63,7 +64,7 @@ def call_message(call: Call, inputs: str, result: str) -> dict[str, Any]:
         "formats": dict(call.formats),
         "inputs": inputs,
         "result": result,
-    }
+    } | split
 
 
 def call_from(message: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> Call:
@@ -73,6 +74,7 @@ def call_from(message: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> Cal
     rest: dict[str, Any] = {name: message[name] for name in names}
     rest |= {name: read_only(x) for name, x in tensors.items() if name in TABLES}
     terms = {name: settled(value) for name, value in message["terms"].items()}
+    rest |= {name: settled(message[name]) for name in ("scheme", "mesh") if name in message}
     return Call(passes=tuple(message["passes"]), tensors=each, terms=terms, **rest)
 
 
