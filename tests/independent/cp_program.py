@@ -164,6 +164,8 @@ class Program:
                 inner = [(0, b) for _, b in inner]
             return [self.moved(self.moved(rank, "outer", -a), "inner", -b) for a, b in inner]
         found = [self.moved(rank, "ring", -t) for t in range(self.size("ring"))]
+        if self.fault == "text-without-ring" and self.text:
+            return [rank]
         return found[:-1] if self.fault == "last-block-missed" and len(found) > 1 else found
 
     def blocks(self, rank, wide):
