@@ -26,7 +26,7 @@ FAULTS = {
     "merge-sum": ("dcp/unequal-shards-w2", "scheme-merge-sum"),
     "merge-empty-counts": ("dcp/two-empty-w4", "scheme-merge-empty"),
     "merge-garbage": ("dcp/empty-rank-w4", "scheme-merge-garbage"),
-    "merge-tree-nan": ("dcp/two-empty-w4", "scheme-merge-two-empty"),
+    "merge-tree-nan": ("dcp/two-empty-requests-w4", "scheme-merge-two-empty"),
     "lse-of-last-block": ("dcp/unequal-shards-w2", "scheme-lse-last"),
     "positions-are-slots": ("ring/zigzag-causal-w3", "scheme-slots"),
     "exchanged-in-token-order": ("usp/ring-outer-zigzag-w4", "scheme-token-order"),

@@ -22,7 +22,8 @@ from independent.cp_math import (
 class Program:
     """One call: ``job`` has scheme, mesh, terms, tables and per-rank arrays [heads, tokens, width] as plain data."""
 
-    def __init__(self, job, fault=None):
+    def __init__(self, job, fault=None, chunk=None, backwards=False):
+        self.chunk, self.backwards = chunk, backwards  # correct programs differ in these
         self.job, self.fault, self.terms = job, fault, job["terms"]
         self.axes, self.sizes = [a for a, _ in job["mesh"]], [n for _, n in job["mesh"]]
         self.ranks = range(int(np.prod(self.sizes)))
@@ -200,8 +201,8 @@ class Program:
             for block in self.blocks(r, wide):
                 slots = key_heads(rows[r].heads, block[0], self.key_head)
                 mask = self.allowed(rows[r], block, r)
-                parts[r].append(attend(rows[r], block[0], mask, slots, self.scale))
-            results.append(merge(parts[r], self.fault))
+                parts[r] += self.attended(rows[r], block[0], mask, slots)
+            results.append(self.merged(parts[r]))
         found = {
             "o": self.home([o for o, _ in results], rows),
             "lse": self.home([lse for _, lse in results], rows),
@@ -211,6 +212,16 @@ class Program:
 
             found |= backward(self, wide, axis, parts, results)
         return found
+
+    def attended(self, rows, keys, mask, slots):
+        """Partial results of the rows: one, or one for each chunk of the keys."""
+        size = self.chunk or max(len(keys.tokens), 1)
+        starts = range(0, max(len(keys.tokens), 1), size)
+        chunks = [slice(first, first + size) for first in starts]
+        return [attend(rows, keys.rows(at), mask[:, at], slots, self.scale) for at in chunks]
+
+    def merged(self, parts):
+        return merge(parts[::-1] if self.backwards else parts, self.fault)
 
     def home(self, x, piles, add=False):
         """Arrays [heads, text and tokens, ...] after the exchange, back in the tokens and all heads of each rank."""
@@ -244,19 +255,19 @@ class Program:
                 keys = replace(keys, place=self.local_slots(keys))
             mask = seen(rows, keys, self.terms, self.fault)
             slots = key_heads(rows.heads, keys, self.key_head)
-            partial.append((rows.heads, *attend(rows, keys, mask, slots, self.scale)))
+            partial.append((rows.heads, self.attended(rows, keys, mask, slots)))
         o, lse = [], []
         for r in self.ranks:
             mine = self.rows[r].heads
             sources = [r] if self.fault == "local-keys-only" else self.members(r, axis)
             parts = []
             for m in sources:
-                heads, *values = partial[m]
+                heads, values = partial[m]
                 at = [heads.index(h) for h in mine]
                 if self.fault == "heads-interleaved":
                     at = [self.at(r, axis) + n * self.size(axis) for n in range(len(mine))]
-                parts.append(tuple(x[at] for x in values))
-            together = merge(parts, self.fault)
+                parts += [tuple(x[at] for x in part) for part in values]
+            together = self.merged(parts)
             o.append(together[0])
             lse.append(together[1])
         return {"o": o, "lse": lse}

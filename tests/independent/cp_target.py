@@ -35,23 +35,23 @@ PLAIN = ("scheme", "mesh", "terms")
 TABLES = ("index_q", "index_k", "heads_q", "heads_k")
 
 
-def job_of(call: Call) -> dict[str, Any]:
+def job_of(call: Call, dtype: Any = np.float64) -> dict[str, Any]:
     """A call as plain data, without the batch axis."""
     job: dict[str, Any] = {name: getattr(call, name) for name in PLAIN}
     job |= {name: getattr(call, name).tolist() for name in TABLES}
     job |= {name: getattr(call, name)[:, 0].tolist() for name in ("position_q", "position_k")}
-    return job | {
-        name: [x[0].astype(np.float64) for x in each] for name, each in call.tensors.items()
-    }
+    return job | {name: [x[0].astype(dtype) for x in each] for name, each in call.tensors.items()}
 
 
-def target(fault: str | None = None, claims: Capabilities = CLAIMS) -> NumPyTarget:
+def target(fault: str | None = None, dtype: Any = np.float64, **variant: Any) -> NumPyTarget:
+    """The program as a target, computing in ``dtype``; ``variant`` are other correct ways: chunk, backwards."""
+
     def split(call):
         with np.errstate(all="ignore"):
-            found = Program(job_of(call), fault).run()
+            found = Program(job_of(call, dtype), fault, **variant).run()
         return {name: [x[None].astype(np.float32) for x in each] for name, each in found.items()}
 
-    return NumPyTarget(split, claims, name="independent context parallelism")
+    return NumPyTarget(split, CLAIMS, name="independent context parallelism")
 
 
 right = target()

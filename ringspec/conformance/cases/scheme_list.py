@@ -113,6 +113,7 @@ NAMED = (
     Split("dcp/empty-rank-w4", "One rank has no key.", "dcp", decode(4), heads(4, 1, Sq=1, Sk=3), telling=True, smoke=True),
     Split("dcp/empty-rank-i16-w2", "Only rank 0 has keys.", "dcp", decode(2), heads(2, 1, Sq=1, Sk=16), own={"interleave": 16}),
     Split("dcp/two-empty-w4", "Three of four ranks have no key: two empty parts meet in a merge.", "dcp", decode(4), heads(4, 1, Sq=1, Sk=16), own={"interleave": 16}),
+    Split("dcp/two-empty-requests-w4", "Two ranks have no key of the first request, all have some of the second.", "dcp", decode(4), heads(4, 1, Sq=2, Sk=11), requests((2, 9), (1, 1)), smoke=True),
     Split("dcp/mtp-w2", "The last three queries see 5, 5 and 5, or 4, 4 and 5 keys of a rank.", "dcp", decode(2), heads(2, 1, Sq=3, Sk=10), after(10, 3), telling=True, smoke=True),
     Split("dcp/mtp-i16-w2", "With blocks of 16, the error begins with the 17th key.", "dcp", decode(2), heads(2, 1, Sq=3, Sk=17), after(17, 3), own={"interleave": 16}),
     Split("dcp/mtp-few-keys-w2", "The first query does not see the newest keys, which are all on one rank.", "dcp", decode(2), heads(2, 1, Sq=2, Sk=3), after(3, 2), telling=True),

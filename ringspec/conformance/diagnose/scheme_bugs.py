@@ -6,7 +6,7 @@ the bug cannot occur. docs/conform/schemes.md lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ringspec.conformance.diagnose import scheme_masks as masks
 from ringspec.conformance.diagnose import scheme_merges as merges
 from ringspec.conformance.diagnose.scheme_answers import Change, answer
-from ringspec.conformance.diagnose.scheme_world import GATHERED, Answer, Block, Floats, World
+from ringspec.conformance.diagnose.scheme_world import Answer, Block, Floats, World
 
 Made = Change | Answer | None
 LINK = "https://github.com/"

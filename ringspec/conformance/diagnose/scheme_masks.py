@@ -74,7 +74,7 @@ def slots_as_positions(world: World) -> Made:
     )
 
 
-def sorted_places(slots: Integers, place: Integers, real: Integers) -> Integers:
+def sorted_places(slots: Integers, place: Integers, real: NDArray[np.bool_]) -> Integers:
     """Return the positions of the slots as if they were in the order of tokens; padding keeps its own."""
     found = np.where(real, place[np.maximum(slots, 0)], -1)
     found[np.flatnonzero(real)] = np.sort(found[real])

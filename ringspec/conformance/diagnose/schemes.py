@@ -30,6 +30,8 @@ Flat = Mapping[str, NDArray[np.float64]]
 def alike(call: Call, output: Outputs) -> list[SchemeBug]:
     """Return the known bugs that give these results, the nearest first."""
     got = flat(call, output)
+    if all(np.isnan(x).all() for x in got.values()):
+        return []  # many bugs give nothing but NaN
     rounding = ROUNDINGS * unit_roundoff(call.formats["inputs"])
     right, known = known_answers(Keyed(call))
     found = []
@@ -87,11 +89,11 @@ def distance(one: Flat, made: Flat, right: Flat, names: Sequence[str], rounding:
         if not np.array_equal(np.isnan(x), np.isnan(y)) or not same_infinities(x, y):
             return np.inf
         finite = np.isfinite(y)
-        unit = rounding * np.linalg.norm(y[finite])
+        unit = rounding * float(np.linalg.norm(y[finite]))
         if one is not right:
             known = finite & np.isfinite(z)
-            unit = max(unit, NEAR * float(np.linalg.norm((y - z)[known])))
-        far = float(np.linalg.norm((x - y)[finite]))
+            unit = max(unit, NEAR * float(np.linalg.norm(y[known] - z[known])))
+        far = float(np.linalg.norm(x[finite] - y[finite]))
         worst = max(worst, far / max(unit, 1e-300))
     return worst
 
