@@ -1,29 +1,36 @@
 """The independent program of context parallelism: right programs pass, each fault fails a named case and is named."""
 
 import ast
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("ringspec")
-from independent import cp_backward, cp_math, cp_program
+from independent import cp_backward, cp_command, cp_math, cp_program
 from independent.cp_faults import FAULTS
 from independent.cp_target import CLAIMS, right, target
 
+from ringspec.conformance.adapters.command import CommandTarget
+from ringspec.conformance.adapters.offline import OfflineTarget
+from ringspec.conformance.adapters.wire import Claims
 from ringspec.conformance.cases.schemes import cases
+from ringspec.conformance.cases.write import write_cases
 from ringspec.conformance.diagnose.scheme_bugs import BUGS
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely
 from ringspec.conformance.run.case import run_case
+from ringspec.conformance.run.check import check
 from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.capabilities import capabilities_from
 from ringspec.conformance.target.protocol import Result
 
+WIRE = ("scheme/ulysses/gqa-w4", "scheme/usp/ring-outer-causal-w4", "scheme/dcp/gqa-group-w4")
 CASES = {case.id: case for case in cases()}
 NAMED = [case for case in cases() if any(case.id == f"scheme/{id}" for id, _ in FAULTS.values())]
 
 
 def test_the_program_shares_no_code_with_ringspec():
-    for module in (cp_math, cp_program, cp_backward):
+    for module in (cp_math, cp_program, cp_backward, cp_command):
         tree = ast.parse(Path(module.__file__).read_text())
         names = {
             alias.name
@@ -103,3 +110,34 @@ def test_results_of_zeros_and_of_nan_are_not_named():
         for id in ("usp/every-row-far-w4", "dcp/two-empty-w4", "joint/front-w4"):
             record = run_case(Empty(value), CASES[f"scheme/{id}"], Diagnoser())
             assert record.outcome == "mismatch" and record.diagnosis["id"] is None
+
+
+@pytest.mark.parametrize("fault", [None, "heads-interleaved"])
+def test_a_program_of_the_command_protocol_passes_or_is_named(fault):
+    command = [sys.executable, cp_command.__file__, *([fault] if fault else [])]
+    program = CommandTarget(command)
+    try:
+        summary = run(program, cases("smoke"), only=WIRE, diagnose=Diagnoser())
+    finally:
+        program.close()
+    assert summary.counts == ({"mismatch": 2, "pass": 1} if fault else {"pass": 3})
+    if fault:
+        assert most_likely(summary.records)["id"] == FAULTS[fault][1]
+
+
+def test_calls_and_results_of_another_machine_are_judged(tmp_path):
+    chosen = [case for case in cases("smoke") if case.id in WIRE]
+    claims = Claims("command", capabilities_from(cp_command.CLAIMS))
+    write_cases(tmp_path / "calls", chosen, claims=claims)
+    for path in sorted((tmp_path / "calls").rglob("call.json")):
+        message = json.loads(path.read_text())
+        folder = {"inputs": "inputs.safetensors", "result": "result.safetensors"}
+        cp_command.answer(message | {name: path.parent / x for name, x in folder.items()})
+    assert run(OfflineTarget(tmp_path / "calls"), chosen).counts == {"pass": 3}
+
+
+def test_a_target_in_another_process_gets_meshes_and_heads():
+    checked = check(
+        f"{Path(cp_command.__file__).parent / 'cp_target.py'}:right", only=WIRE, timeout=60
+    )
+    assert str(checked) == "passed 3 of 3 claimed, 0 not claimed"
