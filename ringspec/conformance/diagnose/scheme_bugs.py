@@ -81,8 +81,13 @@ def one_hop_short(world: World) -> Made:
 
 
 def kv_tiled(world: World) -> Made:
-    heads = [head % world.kv_heads for head in range(world.heads)]
-    return each(world, key_head=heads) if world.call.scheme != "dcp" else None
+    found = []
+    for rank in world.ranks:
+        held = world.heads_k[rank].tolist()  # of a decode group: those of the rank
+        wanted = [head % world.kv_heads for head in range(world.heads)]
+        heads = [head if head in held else held[0] for head in wanted]
+        found.append(world.blocks(rank, key_head=heads))
+    return Change(found)
 
 
 def foreign_key_heads(world: World) -> Made:
