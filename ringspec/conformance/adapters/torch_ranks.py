@@ -11,7 +11,8 @@ from ringspec.conformance.target.protocol import RESULTS, TABLES, Call, Mutated,
 
 def check_operation(call: Call) -> None:
     """Raise Refused for an operation that a differentiable function of one worker cannot compute."""
-    if call.operation != "ring" and (call.operation, *call.passes) != ("block", "forward"):
+    whole = call.operation in ("ring", "context_parallel")
+    if not whole and (call.operation, *call.passes) != ("block", "forward"):
         raise Refused(f"{call.operation} {' and '.join(call.passes)}")
 
 
