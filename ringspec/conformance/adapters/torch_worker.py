@@ -143,7 +143,8 @@ def local_call(request: Mapping[str, Any], place: Place, tensors: Mapping[str, A
     if request.get("scheme"):
         mesh = tuple((str(axis), int(size)) for axis, size in request["mesh"])
         plain |= {"scheme": request["scheme"], "mesh": mesh}
-        plain["device_mesh"] = device_mesh(place.device.type, mesh)
+        if place.device is not None:  # JAX has named axes instead
+            plain["device_mesh"] = device_mesh(place.device.type, mesh)
     plain["passes"] = tuple(plain["passes"])
     further = {n: t for n, t in tensors.items() if n not in ("q", "k", "v", *SEEDS, *TABLES)}
     flat = {name: tensors[name] for name in TABLES if name in tensors}
