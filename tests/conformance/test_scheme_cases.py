@@ -1,6 +1,7 @@
 """The operation 'context_parallel': the cases of schemes, which targets run them, and what they are told."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from ringspec.conformance.cases.scheme_list import SPLITS
 from ringspec.conformance.cases.schemes import cases
 from ringspec.conformance.cases.splits import call_of, expected_of
 from ringspec.conformance.run.case import run_case
+from ringspec.conformance.run.load import load_target
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.capabilities import (
     SCHEME_FEATURES,
@@ -154,3 +156,10 @@ def test_expected_values_are_those_of_dense_attention():
 def test_a_claim_of_an_unknown_scheme_is_refused():
     with refuses((OptionError, "unknown-name"), match="ulysses"):
         Capabilities(schemes="ulyses")
+
+
+def test_the_example_of_decoding_passes_all_that_it_claims():
+    target = load_target(f"{Path(__file__).parents[2] / 'docs/conform/example_dcp.py'}:target")
+    summary = run(target, list(CASES.values()))
+    assert summary.counts["pass"] == 12 and set(summary.counts) == {"pass", "not claimed"}
+    assert summary.coverage.untested == {}

@@ -141,3 +141,11 @@ def test_a_target_in_another_process_gets_meshes_and_heads():
         f"{Path(cp_command.__file__).parent / 'cp_target.py'}:right", only=WIRE, timeout=60
     )
     assert str(checked) == "passed 3 of 3 claimed, 0 not claimed"
+
+
+def test_the_page_lists_every_known_bug_with_the_case_that_finds_it():
+    page = (Path(__file__).parents[2] / "docs" / "conform" / "schemes.md").read_text()
+    case_of = {bug: case for case, bug in FAULTS.values()}
+    for bug in BUGS:
+        assert f"| `{bug.id}` | {bug.title} | `scheme/{case_of[bug.id]}` |" in page
+        assert all(f"]({link})" in page for link in bug.links)

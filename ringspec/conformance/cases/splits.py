@@ -224,7 +224,8 @@ def call_of(split: Split, claims: Capabilities) -> Call:
         for name, x in inputs_of(made.case).items()
         if name in (*OF_KEYS, *OF_QUERIES) and (name != "dy" or "backward" in passes)
     }
-    terms = {**made.case.terms, **{name: x for name, x in split.own.items() if x is not None}}
+    # The positions of the call include q_offset.
+    terms = {name: x for name, x in made.case.terms.items() if name != "q_offset"} | dict(split.own)
     if split.rooms:
         terms["cu_seqlens_padded"] = tuple(int(x) for x in np.cumsum((0, *split.rooms)))
     assert made.case.formats is not None

@@ -188,6 +188,7 @@ def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
     ring = any(name.startswith("ring-") for name in claims.operations)
     integers = any(name.startswith("layout-") for name in claims.operations)
     schemes = bool(claims.schemes)
+    placed = any(name != "dcp" for name in claims.schemes)  # a cache is placed by its interleave
     floats = any(not name.startswith("layout-") for name in claims.operations)
     circulations = claims.circulations
     if circulations is None:
@@ -196,7 +197,7 @@ def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
     named = {
         "operations": claims.operations,
         "workers": claims.workers if ring or integers or schemes else None,
-        "layouts": claims.layouts if (ring or integers or schemes) and most >= 2 else None,
+        "layouts": claims.layouts if (ring or integers or placed) and most >= 2 else None,
         "circulations": circulations if ring and most >= 2 else None,
         "directions": (claims.directions or DIRECTIONS) if ring and most >= 3 else None,
         "formats": claims.formats if floats else None,

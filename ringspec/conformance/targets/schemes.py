@@ -25,7 +25,7 @@ from ringspec.formats import holds, store
 from ringspec.recipes import RECIPES, Recipe
 from ringspec.schemes.api import context_parallel
 
-NOT_OPTIONS = ("q_offset", "cu_seqlens_padded", "text", "text_at", "interleave")
+NOT_OPTIONS = ("cu_seqlens_padded", "text", "text_at", "interleave")
 
 
 class ReferenceSchemes:
