@@ -77,6 +77,7 @@ PACKAGES = {
             "ringspec.compare",
             "ringspec.problem",
             "ringspec.rings",
+            "ringspec.schemes",
             "ringspec.spec",
             "ringspec.standins",
             "ringspec.truth",

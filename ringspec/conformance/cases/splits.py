@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec import layouts
 from ringspec.conformance.cases.calls import OF_KEYS, OF_QUERIES, ExpectedTensor
 from ringspec.conformance.cases.problems import drawn, problem_of, truth_of
 from ringspec.conformance.report.coverage import axes_of
@@ -24,6 +23,7 @@ from ringspec.conformance.target.cells import cut, shards_of
 from ringspec.conformance.target.protocol import Call
 from ringspec.conformance.target.results import frozen, read_only
 from ringspec.problem.model import Problem
+from ringspec.rings.documents import zigzag_padded
 from ringspec.schemes import build
 from ringspec.schemes.mesh import Mesh
 from ringspec.schemes.scheme import Scheme
@@ -126,7 +126,7 @@ def distributed(split: Split, width: int, dtype: str) -> Shared:
     if split.rooms:
         starts = case.terms["cu_seqlens"]
         padded = np.concatenate(([0], np.cumsum(split.rooms)))
-        layout = layouts.zigzag_padded(starts, padded, split.workers)
+        layout = zigzag_padded(starts, padded, split.workers)
     options = options_of(case, inputs)
     asked = build.Call(Mesh(split.mesh), problem, layout, options, own)
     scheme = build.make_scheme(split.scheme, asked)
