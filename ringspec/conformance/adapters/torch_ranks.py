@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.target.protocol import RESULTS, TABLES, Call, Mutated, Refused, Result
+from ringspec.conformance.target.protocol import (
+    EVERY_TABLE,
+    RESULTS,
+    Call,
+    Mutated,
+    Refused,
+    Result,
+)
 
 
 def check_operation(call: Call) -> None:
@@ -19,7 +26,7 @@ def check_operation(call: Call) -> None:
 def local_arrays(call: Call, rank: int) -> dict[str, np.ndarray]:
     """Return one rank's inputs and its rows of the layout tables."""
     arrays = {name: per_worker[rank] for name, per_worker in call.tensors.items()}
-    for name in TABLES:
+    for name in EVERY_TABLE:
         table = getattr(call, name)
         if table is not None:
             arrays[name] = table[rank]

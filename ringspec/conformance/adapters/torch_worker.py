@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.adapters.control import take_control
 from ringspec.conformance.target.conventions import from_torch
-from ringspec.conformance.target.protocol import TABLES, Refused
+from ringspec.conformance.target.protocol import EVERY_TABLE, Refused
 from ringspec.conformance.target.versions import installed
 from ringspec.errors import DtypeError, OptionError, shown
 from ringspec.formats import FORMATS
@@ -38,6 +38,7 @@ __all__ = ["LocalCall"]
 Arrays = dict[str, NDArray]
 SEEDS = ("dy", "dlse")
 LEAVES = ("q", "k", "v", "sinks", "bias")
+OF_SCHEMES = ("scheme", "mesh", "heads_q", "heads_k", "device_mesh")
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def load_function(spec: str, options: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def local_call(request: Mapping[str, Any], place: Place, tensors: Mapping[str, Any]) -> LocalCall:
-    own = {"tensors", "rank", "scheme", "mesh", "device_mesh", *TABLES}
+    own = {"tensors", "rank", *OF_SCHEMES, *EVERY_TABLE}
     names = {f.name for f in dataclasses.fields(LocalCall)} - own
     plain = {name: request[name] for name in names}
     if request.get("scheme"):
@@ -146,8 +147,8 @@ def local_call(request: Mapping[str, Any], place: Place, tensors: Mapping[str, A
         if place.device is not None:  # JAX has named axes instead
             plain["device_mesh"] = device_mesh(place.device.type, mesh)
     plain["passes"] = tuple(plain["passes"])
-    further = {n: t for n, t in tensors.items() if n not in ("q", "k", "v", *SEEDS, *TABLES)}
-    flat = {name: tensors[name] for name in TABLES if name in tensors}
+    further = {n: t for n, t in tensors.items() if n not in ("q", "k", "v", *SEEDS, *EVERY_TABLE)}
+    flat = {name: tensors[name] for name in EVERY_TABLE if name in tensors}
     return LocalCall(**plain, rank=place.rank, tensors=further, **flat)
 
 

@@ -34,7 +34,8 @@ __all__ = [
 PerWorker = tuple[NDArray, ...]
 RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
 INTEGERS = ("table", "positions", "lengths", "cu_seqlens", "visible")
-TABLES = ("index_q", "index_k", "position_q", "position_k", "heads_q", "heads_k")
+TABLES = ("index_q", "index_k", "position_q", "position_k")
+EVERY_TABLE = (*TABLES, "heads_q", "heads_k")  # the heads only in the operation context_parallel
 
 
 @dataclass(frozen=True)
