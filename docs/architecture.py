@@ -78,6 +78,7 @@ PACKAGES = {
             "ringspec.merges",
             "ringspec.problem",
             "ringspec.rings",
+            "ringspec.schemes",
             "ringspec.spec",
             "ringspec.standins",
             "ringspec.truth",

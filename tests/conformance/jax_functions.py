@@ -72,3 +72,20 @@ def mutates(q, k, v, *, axis_name, call):
 
 def without_lse(q, k, v, *, axis_name, call):
     return right(q, k, v, axis_name=axis_name, call=call)[0]
+
+
+def usp(q, k, v, *, axis_name, call):
+    """Tokens for heads along the axis ulysses, gathered keys along the axis ring."""
+    assert axis_name == tuple(axis for axis, _ in call.mesh)
+    k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    q, k, v = (jax.lax.all_to_all(x, "ulysses", 1, 2, tiled=True) for x in (q, k, v))
+    rows = jax.lax.all_gather(call.position_q, "ulysses", axis=1, tiled=True)
+    columns = jax.lax.all_gather(call.position_k, "ulysses", axis=1, tiled=True)
+    columns = jax.lax.all_gather(columns, "ring", axis=1, tiled=True)
+    k, v = (jax.lax.all_gather(x, "ring", axis=2, tiled=True) for x in (k, v))
+    s = jnp.einsum("bhid,bhjd->bhij", q, k) * call.scale
+    if call.causal:
+        s = jnp.where(columns[:, None, None, :] <= rows[:, None, :, None], s, -jnp.inf)
+    lse = jax.nn.logsumexp(s, axis=3)
+    o = jnp.einsum("bhij,bhjd->bhid", jnp.exp(s - lse[..., None]), v)
+    return tuple(jax.lax.all_to_all(x, "ulysses", 2, 1, tiled=True) for x in (o, lse))

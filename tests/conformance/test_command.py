@@ -20,7 +20,15 @@ from ringspec.conformance.cases.calls import call_of
 from ringspec.conformance.cases.golden import cases as golden_cases
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.capabilities import Capabilities
-from ringspec.conformance.target.protocol import Crashed, Exited, Failed, Garbage, Refused, TimedOut
+from ringspec.conformance.target.protocol import (
+    TABLES,
+    Crashed,
+    Exited,
+    Failed,
+    Garbage,
+    Refused,
+    TimedOut,
+)
 from ringspec.errors import OptionError
 from ringspec.formats import load
 from ringspec.tensorfile import encode
@@ -456,7 +464,7 @@ def test_inputs_are_one_tensor_with_the_workers_first(call):
     data = wire.inputs_file(call)
     assert data == wire.inputs_file(call)
     tensors = wire.decode(data)
-    assert set(tensors) == {*call.tensors, *wire.TABLES}
+    assert set(tensors) == {*call.tensors, *TABLES}
     for name, arrays in call.tensors.items():
         assert tensors[name].dtype == arrays[0].dtype
         np.testing.assert_array_equal(tensors[name], np.stack(arrays))

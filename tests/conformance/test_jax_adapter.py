@@ -7,9 +7,10 @@ from conformance.named_faults import assert_named, each_fault
 from refusals import refuses
 
 from ringspec.conformance.adapters.jax_mesh import JaxTarget
+from ringspec.conformance.cases import schemes
 from ringspec.conformance.cases.golden import golden_case
 from ringspec.conformance.run.suite import run
-from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.capabilities import SCHEME_OPERATIONS, Capabilities
 from ringspec.errors import OptionError
 from ringspec.vectors.sets.stored import open_set
 
@@ -143,3 +144,13 @@ def test_wrong_settings_are_refused_before_anything_starts():
         JaxTarget("module:name", devices=0)
     with pytest.raises(OptionError, match="interpreter"):
         JaxTarget("module:name", python="/no/such/python").command()
+
+
+def test_schemes_have_meshes_with_named_axes(target_of):
+    claims = Capabilities(
+        operations=SCHEME_OPERATIONS, schemes="usp", layouts=("contiguous", "zigzag"),
+        features="kv-replicas",
+    )  # fmt: skip
+    names = ("usp/ring-outer-causal-w4", "usp/ulysses-outer-zigzag-w4", "usp/ring-of-three-w6")
+    chosen = [case for case in schemes.cases() if case.id in {f"scheme/{one}" for one in names}]
+    assert run(target_of("usp", claims=claims), chosen).counts == {"pass": 3}

@@ -171,7 +171,7 @@ def perform(
     for path in wanted.values():
         check_destination(path)
     selected(
-        [*cases, *run_cases("layouts")], options.get("only")
+        [*cases, *run_cases("layouts"), *run_cases("schemes")], options.get("only")
     )  # a wrong pattern is refused before the target is loaded
     timeout = options.get("timeout")
     # A debugger requires the target in this process, and the terminal to itself.

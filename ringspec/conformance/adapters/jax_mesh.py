@@ -3,7 +3,8 @@
 The author of a target writes ``function(q, k, v, *, axis_name, call)``. It computes one worker's results from its q [B,
 H, n, D], k [B, Hkv, n, D] and v [B, Hkv, n, Dv], with collectives over ``axis_name``. ``call`` is a
 :class:`~ringspec.conformance.adapters.torch_worker.LocalCall` with JAX arrays and a traced ``rank``; ``call.tensors``
-has the further inputs. The function returns o, or (o, lse). If a call has dlse, lse is differentiated too.
+has the further inputs. In the operation 'context_parallel', ``axis_name`` is a tuple: the named axes of the call's
+mesh, outermost first. The function returns o, or (o, lse). If a call has dlse, lse is differentiated too.
 
 One separate process computes everything, on ``devices`` CPU devices or on the GPUs of this machine. The process starts
 at the first call, and again at the first call after a crash. It is not forked, because JAX does not survive a fork, and
@@ -42,7 +43,8 @@ class JaxTarget:
 
     ``function``      'package.module:name', 'path/file.py:name', or a function at the top level
                       of a module or file
-    ``capabilities``  what the function claims; the possible operations are ring-forward, ring-backward, block-forward
+    ``capabilities``  what the function claims; the possible operations are ring-forward, ring-backward, block-forward,
+                      context_parallel-forward, context_parallel-backward
     ``platform``      'cpu' or 'gpu'
     ``devices``       number of CPU devices, which limits W; on GPUs, all are used
     ``options``       keyword arguments for the function, plain data; ``notes``: for the report

@@ -47,11 +47,11 @@ def wide_types(wide: bool) -> Any:
 
 
 def mapped(local: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
-    """Map ``local`` over the mesh; every argument and result is split along its first axis."""
+    """Map ``local`` over the mesh; every argument and result is split along its first axis, over all axes of the mesh."""
     import jax
     from jax.sharding import PartitionSpec
 
-    split = PartitionSpec(AXIS)
+    split = PartitionSpec(mesh.axis_names)
     if hasattr(jax, "shard_map"):
         whole = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
     else:
@@ -75,10 +75,11 @@ def evaluate(function: Callable[..., Any], message: Message, given: Arrays) -> A
         raise Refused(
             f"{workers} workers, but there are {len(devices)} {devices[0].platform} devices"
         )
-    mesh = Mesh(np.array(devices[:workers]), (AXIS,))
+    shape = dict(message.get("mesh") or [(AXIS, workers)])
+    mesh = Mesh(np.array(devices[:workers]).reshape(tuple(shape.values())), tuple(shape))
 
     with wide_types(message["formats"]["inputs"] == "float64"):
-        placed = jax.device_put(given, NamedSharding(mesh, PartitionSpec(AXIS)))
+        placed = jax.device_put(given, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
         leaves = {name: placed[name] for name in LEAVES if name in placed}
         rest = {n: x for n, x in placed.items() if n not in (*LEAVES, *SEEDS)}
         seeds = [placed.get(name) for name in SEEDS]
@@ -112,9 +113,10 @@ def compiled(
 
     def local(leaves: Arrays, rest: Arrays) -> tuple[Any, ...]:
         tensors = {name: x[0] for name, x in (leaves | rest).items()}
-        place = Place(jax.lax.axis_index(AXIS), message["workers"], AXIS, None)
+        axes = mesh.axis_names if message.get("scheme") else AXIS
+        place = Place(jax.lax.axis_index(axes), message["workers"], axes, None)
         call = local_call(message, place, tensors)
-        returned = function(*(tensors[n] for n in "qkv"), axis_name=AXIS, call=call)
+        returned = function(*(tensors[n] for n in "qkv"), axis_name=axes, call=call)
         several = returned if isinstance(returned, (tuple, list)) else (returned,)
         return tuple(x[None] for x in several[:2])
 

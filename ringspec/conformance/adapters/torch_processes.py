@@ -52,7 +52,8 @@ class TorchTarget:
 
     ``function``      'package.module:name', 'path/file.py:name', or a function at the top level
                       of a module or file
-    ``capabilities``  what the function claims; the possible operations are ring-forward, ring-backward, block-forward
+    ``capabilities``  what the function claims; the possible operations are ring-forward, ring-backward, block-forward,
+                      context_parallel-forward, context_parallel-backward
     ``device``        'cpu' or 'cuda'
     ``options``       keyword arguments for the function, plain data; ``notes``: for the report
     ``timeout``       seconds for one call, ``start_timeout`` for starting the processes

@@ -6,19 +6,27 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.target.protocol import RESULTS, TABLES, Call, Mutated, Refused, Result
+from ringspec.conformance.target.protocol import (
+    EVERY_TABLE,
+    RESULTS,
+    Call,
+    Mutated,
+    Refused,
+    Result,
+)
 
 
 def check_operation(call: Call) -> None:
     """Raise Refused for an operation that a differentiable function of one worker cannot compute."""
-    if call.operation != "ring" and (call.operation, *call.passes) != ("block", "forward"):
+    whole = call.operation in ("ring", "context_parallel")
+    if not whole and (call.operation, *call.passes) != ("block", "forward"):
         raise Refused(f"{call.operation} {' and '.join(call.passes)}")
 
 
 def local_arrays(call: Call, rank: int) -> dict[str, np.ndarray]:
     """Return one rank's inputs and its rows of the layout tables."""
     arrays = {name: per_worker[rank] for name, per_worker in call.tensors.items()}
-    for name in TABLES:
+    for name in EVERY_TABLE:
         table = getattr(call, name)
         if table is not None:
             arrays[name] = table[rank]

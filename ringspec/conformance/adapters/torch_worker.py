@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.adapters.control import take_control
 from ringspec.conformance.target.conventions import from_torch
-from ringspec.conformance.target.protocol import TABLES, Refused
+from ringspec.conformance.target.protocol import EVERY_TABLE, Refused
 from ringspec.conformance.target.versions import installed
 from ringspec.errors import DtypeError, OptionError, shown
 from ringspec.formats import FORMATS
@@ -38,6 +38,7 @@ __all__ = ["LocalCall"]
 Arrays = dict[str, NDArray]
 SEEDS = ("dy", "dlse")
 LEAVES = ("q", "k", "v", "sinks", "bias")
+OF_SCHEMES = ("scheme", "mesh", "heads_q", "heads_k", "device_mesh")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class LocalCall:
     terms. ``rank``: the worker's number. ``tensors``: this rank's further inputs as torch tensors (``bias``,
     ``sinks``, ``mask``, ``segments_q``, ...); ``index_q``, ``index_k`` [n] and ``position_q``, ``position_k``
     [1|B, n], int64.
+
+    Only of the operation 'context_parallel': ``scheme``, ``mesh`` (pairs of an axis and its size), ``heads_q`` [h] and
+    ``heads_k`` [hkv], int64, and ``device_mesh``, a ``torch.distributed.DeviceMesh`` with these named axes;
+    ``call.device_mesh["ulysses"].get_group()`` is the rank's group along an axis.
     """
 
     id: str
@@ -66,6 +71,11 @@ class LocalCall:
     index_k: Any = None
     position_q: Any = None
     position_k: Any = None
+    scheme: str = ""
+    mesh: tuple[tuple[str, int], ...] = ()
+    heads_q: Any = None
+    heads_k: Any = None
+    device_mesh: Any = None
 
     @property
     def causal(self) -> bool:
@@ -128,12 +138,27 @@ def load_function(spec: str, options: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def local_call(request: Mapping[str, Any], place: Place, tensors: Mapping[str, Any]) -> LocalCall:
-    names = {f.name for f in dataclasses.fields(LocalCall)} - {"tensors", "rank", *TABLES}
+    own = {"tensors", "rank", *OF_SCHEMES, *EVERY_TABLE}
+    names = {f.name for f in dataclasses.fields(LocalCall)} - own
     plain = {name: request[name] for name in names}
+    if request.get("scheme"):
+        mesh = tuple((str(axis), int(size)) for axis, size in request["mesh"])
+        plain |= {"scheme": request["scheme"], "mesh": mesh}
+        if place.device is not None:  # JAX has named axes instead
+            plain["device_mesh"] = device_mesh(place.device.type, mesh)
     plain["passes"] = tuple(plain["passes"])
-    further = {n: t for n, t in tensors.items() if n not in ("q", "k", "v", *SEEDS, *TABLES)}
-    flat = {name: tensors[name] for name in TABLES if name in tensors}
+    further = {n: t for n, t in tensors.items() if n not in ("q", "k", "v", *SEEDS, *EVERY_TABLE)}
+    flat = {name: tensors[name] for name in EVERY_TABLE if name in tensors}
     return LocalCall(**plain, rank=place.rank, tensors=further, **flat)
+
+
+@functools.cache
+def device_mesh(device: str, mesh: tuple[tuple[str, int], ...]) -> Any:
+    """Return the device mesh of all ranks; its process groups are made once and kept."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    axes, sizes = zip(*mesh, strict=True)
+    return init_device_mesh(device, sizes, mesh_dim_names=axes)
 
 
 def evaluate(

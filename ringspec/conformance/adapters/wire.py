@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from ringspec import strictjson
 from ringspec.conformance.target.capabilities import Capabilities, capabilities_from
 from ringspec.conformance.target.protocol import (
+    EVERY_TABLE,
     INTEGERS,
     RESULTS,
-    TABLES,
     Call,
     Failed,
     Garbage,
@@ -50,6 +50,7 @@ MAX_TEXT = 2000
 
 def call_message(call: Call, inputs: str, result: str) -> dict[str, Any]:
     """Convert a call to plain data; ``inputs`` and ``result`` are paths of files."""
+    split = {"scheme": call.scheme, "mesh": plain(call.mesh)} if call.scheme else {}
     return {
         "kind": "call",
         "id": call.id,
@@ -63,16 +64,17 @@ def call_message(call: Call, inputs: str, result: str) -> dict[str, Any]:
         "formats": dict(call.formats),
         "inputs": inputs,
         "result": result,
-    }
+    } | split
 
 
 def call_from(message: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> Call:
     """Rebuild the call from its message (:func:`call_message`) and tensors (:func:`inputs_file`), read-only."""
-    each = {name: frozen(x) for name, x in tensors.items() if name not in TABLES}
+    each = {name: frozen(x) for name, x in tensors.items() if name not in EVERY_TABLE}
     names = {"id", "operation", "workers", "layout", "circulation", "direction", "formats"}
     rest: dict[str, Any] = {name: message[name] for name in names}
-    rest |= {name: read_only(x) for name, x in tensors.items() if name in TABLES}
+    rest |= {name: read_only(x) for name, x in tensors.items() if name in EVERY_TABLE}
     terms = {name: settled(value) for name, value in message["terms"].items()}
+    rest |= {name: settled(message[name]) for name in ("scheme", "mesh") if name in message}
     return Call(passes=tuple(message["passes"]), tensors=each, terms=terms, **rest)
 
 
@@ -110,7 +112,7 @@ def line_of(message: Mapping[str, Any]) -> bytes:
 def inputs_file(call: Call) -> bytes:
     """Return the bytes of a call's safetensors file; equal calls give equal bytes."""
     tensors = {name: np.stack(arrays) for name, arrays in call.tensors.items()}
-    for name in TABLES:
+    for name in EVERY_TABLE:
         table = getattr(call, name)
         if table is not None:
             tensors[name] = table

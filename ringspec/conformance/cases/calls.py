@@ -89,7 +89,10 @@ def call_of(case: Case, tensors: Tensors) -> Call:
         "contiguous" if ring is None else ring.layout,
         "kv" if ring is None else ring.circulation,
         1 if ring is None else ring.direction,
-        *(read_only(index[name]) for name in ("layout.q", "layout.k", "position.q", "position.k")),
+        index_q=read_only(index["layout.q"]),
+        index_k=read_only(index["layout.k"]),
+        position_q=read_only(index["position.q"]),
+        position_k=read_only(index["position.k"]),
     )
 
 

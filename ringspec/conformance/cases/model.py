@@ -12,7 +12,7 @@ from ringspec.conformance.target.protocol import Call, PerWorker
 
 __all__ = ["Judgement", "RunCase"]
 
-PROFILES = ("smoke", "core", "full", "seeds", "noise", "sharp", "layouts")
+PROFILES = ("smoke", "core", "full", "seeds", "noise", "sharp", "layouts", "schemes")
 Outputs = Mapping[str, PerWorker]
 
 

@@ -12,6 +12,7 @@ from ringspec.conformance.cases import (
     properties,
     random_seeds,
     readout,
+    schemes,
     sharp,
 )
 from ringspec.conformance.cases.model import PROFILES, RunCase
@@ -20,7 +21,7 @@ from ringspec.conformance.target.declared import check_name
 
 __all__ = ["cases_for", "run_cases"]
 
-WITH_LAYOUTS = ("smoke", "core", "full")
+WITH_MORE = ("smoke", "core", "full")
 
 
 def run_cases(profile: str = "core") -> list[RunCase]:
@@ -30,26 +31,31 @@ def run_cases(profile: str = "core") -> list[RunCase]:
     Probes (cases with very simple inputs), golden vectors, properties, pairs of features and edges follow. Noise cases,
     which test the statistics of rounding errors, come last; 'smoke' has none. 'noise' has only the noise cases, and
     'seeds' only random inputs. 'sharp' has only larger noise cases; a run with ``--sharp`` adds one of them. 'layouts' has
-    only cases of the operation 'layout', which :func:`cases_for` adds. Raises OptionError for another name.
+    only cases of the operation 'layout' and 'schemes' those of 'context_parallel', which :func:`cases_for` adds. Raises OptionError for another name.
     """
     check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":
         return list(random_seeds.cases())
     if profile == "sharp":
         return list(sharp.cases())
-    if profile == "layouts":
-        return layouts.cases()
+    if profile in ("layouts", "schemes"):
+        return layouts.cases() if profile == "layouts" else schemes.cases()
     parts = () if profile == "noise" else (readout, probes, golden, properties, pairs, edges)
     found = [case for part in parts for case in part.cases(profile)]
     return found if profile == "smoke" else [*found, *noise.cases()]
 
 
 def cases_for(profile: str, claims: Capabilities) -> list[RunCase]:
-    """Return all cases of a profile for a target: :func:`run_cases`, and those of layouts if it claims one of them.
+    """Return all cases of a profile for a target: :func:`run_cases`, and those of layouts and schemes that it claims.
+
+    The cases of layouts and of schemes are added if the target claims one of them.
 
     >>> len(cases_for("smoke", Capabilities())) == len(run_cases("smoke"))
     True
     """
     found = run_cases(profile)
     integers = any(name in INTEGER_OPERATIONS for name in claims.operations)
-    return [*found, *layouts.cases()] if integers and profile in WITH_LAYOUTS else found
+    if profile in WITH_MORE:
+        found += layouts.cases() if integers else []
+        found += schemes.cases(profile) if claims.schemes else []
+    return found

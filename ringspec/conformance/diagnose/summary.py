@@ -27,6 +27,7 @@ from ringspec.conformance.diagnose.layouts import diagnosed_layout
 from ringspec.conformance.diagnose.localise import ORDER, localise
 from ringspec.conformance.diagnose.match import diagnose, pairs_of
 from ringspec.conformance.diagnose.mutants import MUTANTS, run_mutant
+from ringspec.conformance.diagnose.schemes import diagnosed_scheme
 from ringspec.conformance.judge.recipe import recipe_for
 from ringspec.conformance.readout.problems import SETTINGS, Problem, problem_for
 from ringspec.conformance.readout.proof import read_proven
@@ -83,6 +84,8 @@ class Diagnoser:
         if calls[0].operation == "layout":
             return diagnosed_layout(calls, outputs)
         try:
+            if calls[0].operation == "context_parallel":
+                return diagnosed_scheme(calls, outputs)
             problem = readout_problem(case.id, claims)
             if problem is None:
                 found = self.explained(calls, outputs)

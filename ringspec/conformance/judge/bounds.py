@@ -142,6 +142,9 @@ def sizes_of(call: Call, expected: Expected) -> Sizes:
     """Return the sizes of a ring or block call: how many terms its sums have, and how large its lse is."""
     q, k, v = (call.worker(name, 0) for name in ("q", "k", "v"))
     assert call.index_q is not None and call.index_k is not None
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if call.heads_q is not None and call.heads_k is not None:
+        heads, kv_heads = (int(x.max()) + 1 for x in (call.heads_q, call.heads_k))
     given_lse, condition, largest_lse = None, 0.0, 0.0
     if "lse" in expected:
         condition = largest_of(expected["lse"].scale)
@@ -150,16 +153,21 @@ def sizes_of(call: Call, expected: Expected) -> Sizes:
         given_lse = largest_lse = largest_of(call.tensors["lse"])
     return Sizes(
         workers=call.workers,
-        keys=int((call.index_k >= 0).sum()),
+        keys=distinct(call.index_k),
         head_dim=q.shape[3],
         value_dim=v.shape[3],
-        queries=int((call.index_q >= 0).sum()) * (q.shape[1] // k.shape[1]),
-        batch=q.shape[0] * q.shape[1],
+        queries=distinct(call.index_q) * (heads // kv_heads),
+        batch=q.shape[0] * heads,
         softcap="softcap" in call.terms,
         given_lse=given_lse,
         condition=condition,
         largest_lse=largest_lse,
     )
+
+
+def distinct(index: NDArray[np.int64]) -> int:
+    """Return the number of tokens in a table, in which several ranks may have the same token."""
+    return len(np.unique(index[index >= 0]))
 
 
 def largest_of(arrays: PerWorker) -> float:

@@ -136,6 +136,9 @@ def values_of(call: Call) -> Iterable[tuple[str, Any]]:
         return
     for one in call.passes:
         yield "operations", f"{call.operation}-{one}"
+    if call.operation == "context_parallel":
+        yield from scheme_values(call)
+        return
     q, k = call.worker("q", 0), call.worker("k", 0)
     yield "head_ratios", q.shape[1] // k.shape[1]
     if call.operation != "ring":
@@ -151,6 +154,27 @@ def values_of(call: Call) -> Iterable[tuple[str, Any]]:
         yield "directions", call.direction
 
 
+def scheme_values(call: Call) -> Iterable[tuple[str, Any]]:
+    """Yield (kind of claim, value) for what only the operation 'context_parallel' uses."""
+    yield "schemes", call.scheme
+    yield "meshes", axes_of(call.mesh)
+    yield "workers", call.workers
+    yield "layouts", call.layout
+    if call.heads_q is not None and call.heads_k is not None:
+        yield "head_ratios", (int(call.heads_q.max()) + 1) // (int(call.heads_k.max()) + 1)
+    if "interleave" in call.terms:
+        yield "interleaves", call.terms["interleave"]
+
+
+def axes_of(mesh: Iterable[tuple[str, int]]) -> str:
+    """Return the axes of a mesh as claims name them.
+
+    >>> axes_of((("ring", 2), ("ulysses", 2)))
+    'ring x ulysses'
+    """
+    return " x ".join(name for name, _ in mesh)
+
+
 def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
     """Return the claimed values by kind of claim.
 
@@ -163,6 +187,8 @@ def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
     most = max(claims.workers or (3,))
     ring = any(name.startswith("ring-") for name in claims.operations)
     integers = any(name.startswith("layout-") for name in claims.operations)
+    schemes = bool(claims.schemes)
+    placed = any(name != "dcp" for name in claims.schemes)  # a cache is placed by its interleave
     floats = any(not name.startswith("layout-") for name in claims.operations)
     circulations = claims.circulations
     if circulations is None:
@@ -170,14 +196,17 @@ def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:
         circulations = tuple(one for one in CIRCULATIONS if one != "q" or backward)
     named = {
         "operations": claims.operations,
-        "workers": claims.workers if ring or integers else None,
-        "layouts": claims.layouts if (ring or integers) and most >= 2 else None,
+        "workers": claims.workers if ring or integers or schemes else None,
+        "layouts": claims.layouts if (ring or integers or placed) and most >= 2 else None,
         "circulations": circulations if ring and most >= 2 else None,
         "directions": (claims.directions or DIRECTIONS) if ring and most >= 3 else None,
         "formats": claims.formats if floats else None,
         "masks": claims.masks if floats else None,
         "features": claims.features,
         "head_ratios": claims.head_ratios,
+        "schemes": claims.schemes,
+        "meshes": claims.meshes if schemes else None,
+        "interleaves": claims.interleaves if schemes else None,
     }
     return {kind: tuple(values) for kind, values in named.items() if values}
 

@@ -30,8 +30,8 @@ def main() -> None:
     request = control.next()
     diagnoser = Diagnoser() if setup["diagnose"] else None
     try:
-        known = (*run_cases(setup["profile"]), *run_cases("sharp"), *run_cases("layouts"))
-        cases = {case.id: case for case in known}
+        profiles = (setup["profile"], "sharp", "layouts", "schemes")
+        cases = {case.id: case for profile in profiles for case in run_cases(profile)}
         target = opened(setup["spec"], setup["timeout"])
         while True:
             id = request["id"]

@@ -26,6 +26,9 @@ INTEGER_OPERATIONS = (
     "layout-visible",
 )
 """The results of the operation ``layout``, which has integers in and out; a ring does not claim them."""
+SCHEME_OPERATIONS = ("context_parallel-forward", "context_parallel-backward")
+SCHEMES = ("ring", "double_ring", "all_gather", "ulysses", "usp", "joint", "pcp", "dcp")
+"""The ways to split attention of the operation ``context_parallel``, by their names in ringspec.context_parallel."""
 LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document", "table")
 DOCUMENT_LAYOUTS = ("zigzag_padded", "contiguous_padded", "striped_padded", "interleaved")
 CIRCULATIONS = ("kv", "q", "gather")
@@ -46,13 +49,22 @@ FEATURES = (
     "padding-slots",
 )
 DOCUMENT_FEATURES = ("prefix",)
+SCHEME_FEATURES = (
+    "replicated-tokens",
+    "kv-replicas",
+    "padded-documents",
+    "empty-ranks",
+    "multi-token-decode",
+    "mla",
+)
 FORMATS = ("bfloat16", "float16", "float32", "float64")
 NAMES: dict[str, Any] = {
-    "operations": OPERATIONS + INTEGER_OPERATIONS,
+    "operations": OPERATIONS + INTEGER_OPERATIONS + SCHEME_OPERATIONS,
     "layouts": LAYOUTS + DOCUMENT_LAYOUTS,
     "circulations": CIRCULATIONS,
     "masks": MASKS,
-    "features": FEATURES + DOCUMENT_FEATURES,
+    "features": FEATURES + DOCUMENT_FEATURES + SCHEME_FEATURES,
+    "schemes": SCHEMES,
     "formats": FORMATS,
 }
 CONVENTIONS = {
@@ -76,6 +88,10 @@ class Capabilities:
     ``directions``. ``value_dim_equals_head_dim``: True if the target needs Dv = D. ``tokens_multiple``: the number of
     tokens on each worker must be a multiple of it. ``kv_heads_multiple``: Hkv must be a multiple of it, as in an
     implementation that divides heads among workers; 'workers' stands for W.
+
+    Of the operation 'context_parallel': ``schemes``, the names of the schemes (by default none); ``meshes``, the axes of
+    their meshes, outermost first, such as 'ring x ulysses'; ``interleaves``, sizes of the blocks in which the keys of a
+    cache are distributed (both None: all). These cases run only for a target that claims a scheme.
 
     Conventions: ``lse`` is natural, base2 or hidden (not returned); ``lse_of_empty_rows`` is the value of lse in rows
     without visible keys; ``axes`` is the order of axes of q, k, v, dy, o and the gradients. ``repeats_bitwise``: equal
@@ -112,6 +128,9 @@ class Capabilities:
     axes: str = "BHSD"
     repeats_bitwise: bool = False
     recipe: Declared = field(default=None, hash=False)  # a mapping has no hash
+    schemes: tuple[str, ...] = ()
+    meshes: tuple[str, ...] | None = None
+    interleaves: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -148,8 +167,9 @@ class Capabilities:
         return multiple if isinstance(multiple, int) else workers
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, for reports and for programs in other languages."""
-        return dataclasses.asdict(self)
+        """Return plain data, for reports and for programs in other languages; claims of schemes only if there are any."""
+        own = () if self.schemes else ("schemes", "meshes", "interleaves")
+        return {name: x for name, x in dataclasses.asdict(self).items() if name not in own}
 
 
 def capabilities_from(data: Mapping[str, Any]) -> Capabilities:
@@ -178,6 +198,9 @@ def why_not(claims: Capabilities, needs: Mapping[str, Any]) -> str | None:
         if operation not in claims.operations:
             return f"operation {operation}"
     for key, claimed in (
+        ("scheme", claims.schemes),
+        ("mesh", claims.meshes),
+        ("interleave", claims.interleaves),
         ("layout", claims.layouts),
         ("circulation", claims.circulations),
         ("direction", claims.directions),

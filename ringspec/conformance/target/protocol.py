@@ -35,6 +35,7 @@ PerWorker = tuple[NDArray, ...]
 RESULTS = ("o", "lse", "dq", "dk", "dv", "dsinks", "dbias")
 INTEGERS = ("table", "positions", "lengths", "cu_seqlens", "visible")
 TABLES = ("index_q", "index_k", "position_q", "position_k")
+EVERY_TABLE = (*TABLES, "heads_q", "heads_k")  # the heads only in the operation context_parallel
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,23 @@ class Call:
     """One computation that a target is asked to do; ``id`` is the id of the case that makes the call.
 
     ``operation``    'ring', 'block' (one worker's queries against one block of keys), 'merge' (of partial results),
-                     'layout' (integers of a layout: no tensors, no formats)
+                     'layout' (integers of a layout: no tensors, no formats), 'context_parallel' (any way to split
+                     attention over ranks, which the fields then call workers)
     ``passes``       ('forward',), ('forward', 'backward') or ('backward',); for 'layout', the names of the results
     ``workers``      W; 1 for block and merge
     ``layout``       the layout's name; ``index_q``, ``index_k`` int64 [W, n]: token in each slot, -1 for padding;
                      ``position_q``, ``position_k`` int64 [W, 1|B, n]: the tokens' global positions
+    ``scheme``, ``mesh``  'context_parallel': a name of :func:`ringspec.context_parallel`, and the axes of the mesh as
+                     pairs (name, size), outermost first; rank numbers are row-major. ``heads_q`` [W, h] and ``heads_k``
+                     [W, hkv], int64: the global numbers of the heads that each rank holds
     ``circulation``  what travels: 'kv' (keys and values), 'q' (queries), or 'gather' (each worker collects all keys)
     ``direction``    1 if worker r sends to r + 1, -1 if it sends to r - 1
     ``terms``        plain values: ``scale`` in every ring and block; ``causal``, ``window`` (left,
                      right), ``softcap``, ``dropout_p``, ``dropout_seed``, ``q_offset``,
                      ``cu_seqlens``, ``cu_seqlens_k`` if they are not the default. 'layout': ``cu_seqlens`` always,
-                     ``cu_seqlens_padded``, ``interleave``, ``prefix``, ``queries`` if the layout or result needs them
+                     ``cu_seqlens_padded``, ``interleave``, ``prefix``, ``queries`` if the layout or result needs them.
+                     'context_parallel': ``text`` and ``text_at``, ``interleave``, ``cu_seqlens_padded`` if the scheme or
+                     layout needs them
     ``formats``      names of formats: ``inputs``, ``outputs``, ``statistics``
     ``tensors``      maps each name to one array per worker, in storage dtypes. q [B, H, n, D], k [B, Hkv, n, D],
                      v [B, Hkv, n, Dv]; for a backward pass dy [B, H, n, Dv] and optionally dlse [B, H, n];
@@ -61,6 +68,8 @@ class Call:
                      [H, N], the same on each worker. Backward pass of a block: ``lse``, ``delta`` [B, H, n].
                      Merge: ``parts_o`` [N, B, H, S, Dv], ``parts_lse`` [N, B, H, S] of one worker.
                      Only the backward pass of a ring: the rounded ``o``, ``lse`` of the forward pass.
+                     'context_parallel': each rank has its tokens x heads, [B, h, n, D] and [B, hkv, n, D], so H and Hkv
+                     are not in the shapes; replicated tokens are in the arrays of all ranks that hold them.
     """
 
     id: str
@@ -77,6 +86,10 @@ class Call:
     index_k: NDArray[np.int64] | None = None
     position_q: NDArray[np.int64] | None = None
     position_k: NDArray[np.int64] | None = None
+    scheme: str = ""
+    mesh: tuple[tuple[str, int], ...] = ()
+    heads_q: NDArray[np.int64] | None = None
+    heads_k: NDArray[np.int64] | None = None
 
     def worker(self, name: str, worker: int) -> NDArray:
         """Return the array of one worker."""
@@ -88,7 +101,9 @@ class Result:
     """The results that a target returns: for each claimed tensor, one array per worker.
 
     o [B, H, n, Dv], lse [B, H, n], dq [B, H, n, D], dk [B, Hkv, n, D], dv [B, Hkv, n, Dv]; ``dsinks``
-    [H, N] and ``dbias`` are each worker's sums over its query rows. Padding slots are not compared.
+    [H, N] and ``dbias`` are each worker's sums over its query rows. Padding slots are not compared. In the operation
+    'context_parallel', o, lse and dq have the tokens and heads of the rank's q, dk and dv those of its k; every copy of a
+    token must be complete.
     The operation 'layout' has integers of any integer dtype: ``table`` [n], token in each slot, -1 for padding;
     ``positions`` [n]; ``lengths`` [N] of the documents on this worker; ``cu_seqlens`` [N + 1]; ``visible`` [N, Q], keys
     of this worker that the last Q tokens of each document see.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.target.protocol import Call, PerWorker
+from ringspec.conformance.target.protocol import EVERY_TABLE, Call, PerWorker
 from ringspec.formats import format_of
 from ringspec.spec.layout import interleaved_length
 
@@ -100,6 +100,6 @@ def fingerprint(call: Call) -> str:
         for x in call.tensors[name]:
             digest.update(f"{name} {x.dtype} {x.shape}\n".encode())
             digest.update(np.ascontiguousarray(x).view(np.uint8).tobytes())
-    for index in (call.index_q, call.index_k, call.position_q, call.position_k):
+    for index in (getattr(call, name) for name in EVERY_TABLE):
         digest.update(b"" if index is None else np.ascontiguousarray(index).tobytes())
     return digest.hexdigest()

@@ -1,0 +1,255 @@
+"""One problem of attention, split over the ranks of a mesh: its tables, its call and its correct results.
+
+A *split* is a scheme (a way to split attention), a mesh, and what distributes the tokens. The correct results are those
+of dense attention, in exact arithmetic; every copy of a replicated token is compared with them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.cases.calls import OF_KEYS, OF_QUERIES, ExpectedTensor
+from ringspec.conformance.cases.problems import drawn, problem_of, truth_of
+from ringspec.conformance.report.coverage import axes_of
+from ringspec.conformance.target.capabilities import Capabilities
+from ringspec.conformance.target.cells import cut, shards_of
+from ringspec.conformance.target.protocol import Call
+from ringspec.conformance.target.results import frozen, read_only
+from ringspec.problem.model import Problem
+from ringspec.rings.documents import zigzag_padded
+from ringspec.schemes import build
+from ringspec.schemes.mesh import Mesh
+from ringspec.schemes.scheme import Scheme
+from ringspec.truth.sharded import slots_of
+from ringspec.vectors.catalogue.build import DTYPES, constant, put
+from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.inputs import inputs_of
+from ringspec.vectors.generate import arguments_of, options_of
+
+HEAD_DIM = 16
+TRAINED = ("ring", "double_ring", "all_gather", "ulysses", "usp", "joint")
+# What a scheme implies is not a feature that its author must claim as well.
+IMPLIED = ("positions", "q-offset", "unequal-lengths", "padding-slots")
+DTYPE_NAMES = ("f32", "bf16", "fp16", "f64")
+
+
+@dataclass(frozen=True)
+class Split:
+    """A case of the operation 'context_parallel'.
+
+    ``sizes`` and ``terms`` are keywords of a problem: S, Sq, Sk, H, Hkv, and masks. ``own`` are the keywords of the
+    scheme: text, text_at, interleave. ``rooms`` are the padded lengths of the documents. ``telling``: the value of key j
+    is 1 in component j and 0 elsewhere, times 1 + its head, so that o shows the weight of each key.
+    """
+
+    id: str
+    reason: str
+    scheme: str
+    mesh: tuple[tuple[str, int], ...]
+    sizes: Mapping[str, int]
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    layout: str | None = None
+    own: Mapping[str, Any] = field(default_factory=dict)
+    rooms: tuple[int, ...] = ()
+    telling: bool = False
+    mla: bool = False
+    drawn_as: str = ""
+    smoke: bool = False
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def trained(self) -> bool:
+        """Whether the scheme has a backward pass."""
+        return self.scheme in TRAINED
+
+    @property
+    def workers(self) -> int:
+        return Mesh(self.mesh).ranks
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A split with the sizes and the format that a target claims."""
+
+    split: Split
+    case: Case
+    problem: Problem
+    scheme: Scheme
+    tables: Mapping[str, Any]
+
+
+def width_for(split: Split, claims: Capabilities) -> int:
+    """Return D: 16, or the least width that a target claims if it does not claim 16; that of the problem if it has one."""
+    if "D" in split.sizes:
+        return split.sizes["D"]
+    claimed = claims.head_dims or (HEAD_DIM,)
+    return min((d for d in claimed if d >= HEAD_DIM), default=max(claimed))
+
+
+def dtype_for(split: Split, claims: Capabilities) -> str:
+    """Return the format of a case: the claimed ones take turns, so that each has its share of the cases."""
+    claimed = [name for name in DTYPE_NAMES if DTYPES[name].inputs in claims.formats] or ["f32"]
+    return claimed[zlib.crc32(split.id.encode()) % len(claimed)]
+
+
+def shared(split: Split, claims: Capabilities) -> Shared:
+    """Distribute the problem of a case, in a form that the target claims."""
+    return distributed(split, width_for(split, claims), dtype_for(split, claims))
+
+
+@lru_cache(maxsize=64)
+def distributed(split: Split, width: int, dtype: str) -> Shared:
+    """Make a split's problem and its tables."""
+    sizes = {"D": width, "Dv": width} | dict(split.sizes)
+    rest = dict(split.terms)
+    if split.telling:
+        rest["v"] = telling(sizes)
+    case = drawn(
+        f"schemes/{split.drawn_as or split.id}", dtype, backward=split.trained, **sizes, **rest
+    )
+    inputs = inputs_of(case)
+    problem, _, _ = arguments_of(case, inputs)
+    own = {
+        name: split.own.get(name)
+        for name in ("circulation", "direction", "text", "text_at", "interleave")
+    }
+    layout: Any = split.layout
+    if split.rooms:
+        starts = case.terms["cu_seqlens"]
+        padded = np.concatenate(([0], np.cumsum(split.rooms)))
+        layout = zigzag_padded(starts, padded, split.workers)
+    options = options_of(case, inputs)
+    asked = build.Call(Mesh(split.mesh), problem, layout, options, own)
+    scheme = build.make_scheme(split.scheme, asked)
+    tables = {
+        "index_q": table([shard.tokens for shard in scheme.home_q.shards]),
+        "index_k": table([shard.tokens for shard in scheme.home_k.shards]),
+        "heads_q": np.array([shard.heads for shard in scheme.home_q.shards], dtype=np.int64),
+        "heads_k": np.array([shard.heads for shard in scheme.home_k.shards], dtype=np.int64),
+    }
+    tables["position_q"] = slots_of(problem.rows.position, tables["index_q"], 1, -1)
+    tables["position_k"] = slots_of(problem.columns.position, tables["index_k"], 1, -1)
+    return Shared(split, case, problem, scheme, {name: read_only(x) for name, x in tables.items()})
+
+
+def telling(sizes: Mapping[str, int]) -> Any:
+    """Return values that tell keys and heads apart."""
+    keys = sizes["Sk"] if "Sk" in sizes else sizes["S"]
+    patches = [
+        put(1.0 + head, None, head, key, key)
+        for head in range(sizes["Hkv"])
+        for key in range(min(keys, sizes["Dv"]))
+    ]
+    return constant(0.0, None, *patches)
+
+
+def table(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Return rows of different lengths as one table, with -1 in the slots that are left."""
+    x = np.full((len(rows), max(map(len, rows))), -1, dtype=np.int64)
+    for row, tokens in zip(x, rows, strict=True):
+        row[: len(tokens)] = tokens
+    return x
+
+
+def needs_of(split: Split, claims: Capabilities) -> dict[str, Any]:
+    """Return what a case requires of a target."""
+    made = shared(split, claims)
+    needs = dict(made.case.requires)
+    passes = passes_for(split, claims)
+    features = {name for name in needs["features"] if name not in IMPLIED} | features_of(made)
+    if split.mla:
+        features -= {"scale"}
+    needs |= {
+        "operation": "context_parallel",
+        "passes": passes,
+        "scheme": split.scheme,
+        "mesh": axes_of(split.mesh),
+        "workers": split.workers,
+        "tokens_per_worker": tuple(made.tables[name].shape[1] for name in ("index_q", "index_k")),
+        "features": tuple(sorted(features)),
+    }
+    if split.scheme != "dcp":
+        needs["layout"] = layout_name(split)
+    if split.scheme in ("pcp", "dcp"):
+        needs["interleave"] = split.own.get("interleave", 1)
+    return needs
+
+
+def layout_name(split: Split) -> str:
+    """Return the name of the layout in a call."""
+    if split.rooms:
+        return "zigzag_padded"
+    usual = {"pcp": "zigzag", "dcp": "interleaved"}.get(split.scheme, "contiguous")
+    return split.layout or usual
+
+
+def passes_for(split: Split, claims: Capabilities) -> tuple[str, ...]:
+    """Return the passes of a case that a target claims: the backward pass only if the scheme trains."""
+    both = split.trained and "context_parallel-backward" in claims.operations
+    return ("forward", "backward") if both else ("forward",)
+
+
+def features_of(made: Shared) -> set[str]:
+    """Return the features of schemes that a split uses."""
+    split, scheme = made.split, made.scheme
+    requests = len(split.terms.get("cu_seqlens", (0, 0))) - 1
+    parts = max(scheme.mesh.size("ulysses"), scheme.mesh.size("tp"))
+    given = {
+        "replicated-tokens": bool(split.own.get("text")),
+        "kv-replicas": scheme.kv_heads % parts != 0,
+        "padded-documents": bool(split.rooms),
+        "empty-ranks": any(not shard.real for shard in scheme.home_k.shards + scheme.home_q.shards),
+        "multi-token-decode": split.scheme == "dcp" and made.problem.q.shape[2] > requests,
+        "prefix": split.scheme == "pcp" and made.problem.k.shape[2] > made.problem.q.shape[2],
+        "mla": split.mla,
+    }
+    return {name for name, used in given.items() if used}
+
+
+def call_of(split: Split, claims: Capabilities) -> Call:
+    """Make the call of a case."""
+    made = shared(split, claims)
+    passes = passes_for(split, claims)
+    inputs = {
+        name: x
+        for name, x in inputs_of(made.case).items()
+        if name in (*OF_KEYS, *OF_QUERIES) and (name != "dy" or "backward" in passes)
+    }
+    # The positions of the call include q_offset.
+    terms = {name: x for name, x in made.case.terms.items() if name != "q_offset"} | dict(split.own)
+    if split.rooms:
+        terms["cu_seqlens_padded"] = tuple(int(x) for x in np.cumsum((0, *split.rooms)))
+    assert made.case.formats is not None
+    bare = Call(
+        split.id, "context_parallel", passes, split.workers, {}, terms, dict(vars(made.case.formats)),
+        layout_name(split), scheme=split.scheme, mesh=split.mesh, **made.tables,
+    )  # fmt: skip
+    return replace(
+        bare, tensors={name: frozen(cut(x, *shards_of(bare, name))) for name, x in inputs.items()}
+    )
+
+
+def expected_of(split: Split, claims: Capabilities, call: Call) -> dict[str, ExpectedTensor]:
+    """Return the correct values of each result of a call, for every copy of every token."""
+    truth = truth_of(problem_of(shared(split, claims).case))
+    found = {}
+    for name, values in truth.tensors.items():
+        if name not in ("o", "lse") and "backward" not in call.passes:
+            continue
+        tokens, heads = shards_of(call, name)
+        kind = "statistics" if name == "lse" else "outputs"
+        exact, rounded, scale = (
+            tuple(cut(x, tokens, heads))
+            for x in (values["float64"], values[call.formats[kind]], truth.scales[name])
+        )
+        found[name] = ExpectedTensor(exact, rounded, scale, tuple(tokens >= 0))
+    return found

@@ -1,0 +1,261 @@
+"""Known bugs of context parallelism, by what they change in the dense matrices of a call.
+
+Each bug is a function of a :class:`~.scheme_world.World`. It returns a change, or the results of all ranks, or None where
+the bug cannot occur. docs/conform/schemes.md lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringspec.conformance.diagnose import scheme_masks as masks
+from ringspec.conformance.diagnose import scheme_merges as merges
+from ringspec.conformance.diagnose.scheme_answers import Change, answer
+from ringspec.conformance.diagnose.scheme_world import Answer, Block, Floats, World
+
+Made = Change | Answer | None
+LINK = "https://github.com/"
+
+
+@dataclass(frozen=True)
+class SchemeBug:
+    """A known wrong way to split attention: ``title`` completes "where ..."."""
+
+    id: str
+    title: str
+    make: Callable[[World], Made]
+    links: tuple[str, ...] = ()
+
+    def results(self, world: World) -> Answer | None:
+        """Return the results of a program with this bug; None where it cannot occur."""
+        made = self.make(world)
+        return answer(world, made) if isinstance(made, Change) else made
+
+
+def each(world: World, **changes: Any) -> Change:
+    """Return the change in which the blocks of every rank are made with other arguments."""
+    return Change([world.blocks(rank, **changes) for rank in world.ranks])
+
+
+def ring_of(world: World) -> int:
+    return world.mesh.size("ring")
+
+
+def local_keys_only(world: World) -> Made:
+    if world.text or len(world.ranks) == 1:
+        return None
+    if world.call.scheme == "dcp":
+        return Change([world.blocks(rank, visits=[rank]) for rank in world.ranks])
+    found = []
+    for rank in world.ranks:
+        inside = np.zeros(world.k.shape[2])
+        inside[world.columns[rank]] = 1.0
+        found.append([Block(world.visible() * inside, world.key_head, rank, world.columns[rank])])
+    return Change(found)
+
+
+def last_block_missed(world: World) -> Made:
+    if ring_of(world) == 1:
+        return None
+    return Change([world.blocks(rank, visits=world.visits(rank)[:-1]) for rank in world.ranks])
+
+
+def outer_hop_missing(world: World) -> Made:
+    if world.call.scheme != "double_ring":
+        return None
+    inner, outer = world.mesh.size("inner"), world.mesh.size("outer")
+    return Change(
+        [world.blocks(rank, visits=world.visits(rank)[:inner] * outer) for rank in world.ranks]
+    )
+
+
+def one_hop_short(world: World) -> Made:
+    if ring_of(world) == 1 or world.text:
+        return None
+    return Change(home_k=lambda rank: world.mesh.moved(rank, "ring", 1))
+
+
+def kv_tiled(world: World) -> Made:
+    found = []
+    for rank in world.ranks:
+        held = world.heads_k[rank].tolist()  # of a decode group: those of the rank
+        wanted = [head % world.kv_heads for head in range(world.heads)]
+        heads = [head if head in held else held[0] for head in wanted]
+        found.append(world.blocks(rank, key_head=heads))
+    return Change(found)
+
+
+def foreign_key_heads(world: World) -> Made:
+    if world.mesh.size("tp") == 1:
+        return None
+    found = []
+    for rank in world.ranks:
+        own = []
+        for m in world.mesh.group(rank, "tp"):
+            held = world.heads_k[m].tolist()
+            heads = [h if h in held else held[0] for h in world.key_head]
+            own += world.blocks(rank, visits=[m], key_head=heads)
+        found.append(own)
+    return Change(found)
+
+
+def heads_interleaved(world: World) -> Made:
+    """Head h of the group comes back as head (h mod P) H / P + h // P."""
+    dcp = world.call.scheme == "dcp"
+    parts = world.mesh.size("dcp" if dcp else "ulysses")
+    each_group = world.heads // world.mesh.size("tp")
+    if parts == 1:
+        return None
+    numbers = np.arange(each_group)
+    mixed = np.empty_like(numbers)
+    if dcp:
+        mixed = numbers // (each_group // parts) + numbers % (each_group // parts) * parts
+    else:
+        mixed[:] = numbers % parts * (each_group // parts) + numbers // parts
+    order = np.concatenate([mixed + t * each_group for t in range(world.mesh.size("tp"))])
+    return reordered(world, order)
+
+
+def reordered(world: World, order: NDArray[np.int64]) -> Answer:
+    """Return correct results in which o, lse and dq of each head are those of head order[h]."""
+    mixed = World(world.call)
+    mixed.q, mixed.key_head = world.q[:, order], [world.key_head[h] for h in order]
+    mixed.dy = None
+    found = answer(mixed, Change())
+    if world.dy is not None:
+        right = answer(world, Change())
+        mixed.dy = world.dy[:, order]
+        found |= {"dq": answer(mixed, Change())["dq"], "dk": right["dk"], "dv": right["dv"]}
+    return found
+
+
+def dk_of_one_copy(world: World) -> Made:
+    """Of the ranks that use a key head, only the last one's gradients arrive."""
+    parts = world.mesh.size("ulysses")
+    if parts == 1 or world.dy is None:
+        return None
+    member = np.arange(world.heads) // (world.heads // parts)
+    last = [
+        max(member[h] for h in range(world.heads) if world.key_head[h] == g) for g in world.key_head
+    ]
+    weights = np.where(member == last, 1.0, 0.0)[:, None, None]
+    return Change(take=lambda rank: weights)
+
+
+def own_rows_only(world: World) -> Made:
+    if world.call.scheme != "all_gather" or world.dy is None:
+        return None
+    return Change(take=lambda rank: np.where(world.owner == rank, 1.0, 0.0)[:, None])
+
+
+def backward_change(**changes: Any) -> Callable[[World], Made]:
+    return lambda world: Change(**changes) if world.dy is not None else None
+
+
+def text_rows_of_every_copy(world: World) -> Made:
+    if not world.text or world.dy is None:
+        return None
+    rows = np.ones(world.q.shape[2])
+    rows[list(world.terms["text"])] = ring_of(world)
+    return Change(take=lambda rank: rows[:, None])
+
+
+def text_dk_own_part(world: World) -> Made:
+    if not world.text or world.dy is None:
+        return None
+
+    def take(rank: int) -> Floats:
+        at = [world.mesh.coordinate(int(r), "ring") for r in world.owner]
+        here = np.array(at) == world.mesh.coordinate(rank, "ring")
+        weights = np.ones((len(here), world.k.shape[2]))
+        weights[:, list(world.terms["text"])] = np.where(here, 1.0, 0.0)[:, None]
+        return weights
+
+    return Change(take=take)
+
+
+def text_used(times: Callable[[World], int]) -> Callable[[World], Made]:
+    return lambda world: each(world, text=times(world)) if world.text else None
+
+
+def text_rows_local(world: World) -> Made:
+    if not world.text or ring_of(world) == 1:
+        return None
+    found = []
+    for rank in world.ranks:
+
+        def visible(owner: int, columns: Any, rank: int = rank) -> Floats:
+            seen = world.visible().copy()
+            if owner not in (-1, rank):
+                seen[list(world.terms["text"])] = 0.0
+            return seen
+
+        found.append(world.blocks(rank, visible=visible))
+    return Change(found)
+
+
+def text_without_ring(world: World) -> Made:
+    if not world.text or ring_of(world) == 1:
+        return None
+    return Change([world.blocks(rank, visits=[rank]) for rank in world.ranks])
+
+
+def text_heads_not_gathered(world: World) -> Made:
+    if not world.text or world.mesh.size("ulysses") == 1:
+        return None
+    found = answer(world, Change())
+    member = np.arange(world.heads) // (world.heads // world.mesh.size("ulysses"))
+    for name in [name for name in ("o", "lse", "dq") if name in found]:
+        for rank in world.ranks:
+            far = member != world.mesh.coordinate(rank, "ulysses")
+            found[name][rank][:, far, : world.text] = 0.0
+    return found
+
+
+def scale_of_width(world: World) -> Made:
+    return Change(scale=world.q.shape[3] ** -0.5)
+
+
+def merging(merge: Any) -> Callable[[World], Made]:
+    return lambda world: Change(merge=merge)
+
+
+BUGS = (
+    # What a row meets
+    SchemeBug("scheme-local-keys", "each rank's queries meet only its own keys", local_keys_only, (f"{LINK}NVIDIA-NeMo/Megatron-Bridge/issues/2667",)),
+    SchemeBug("scheme-last-block", "the last block of the ring is not used", last_block_missed),
+    SchemeBug("scheme-outer-hop", "the inner ring is repeated without the outer hop", outer_hop_missing),
+    SchemeBug("scheme-kv-tiled", "key heads are tiled: query head h uses key head h mod Hkv, not h // G", kv_tiled),
+    SchemeBug("scheme-foreign-heads", "a decode group holds ranks of different key heads, so gathered query heads meet foreign keys", foreign_key_heads, (f"{LINK}vllm-project/vllm/issues/48392",)),
+    SchemeBug("scheme-head-order", "heads come back interleaved, not rank by rank", heads_interleaved, (f"{LINK}NVIDIA/TensorRT-LLM/issues/10350",)),
+    SchemeBug("scheme-scale", "the scale is that of the width of q, not the given one", scale_of_width),
+    # Text on all ranks
+    SchemeBug("scheme-text-every-step", "the keys of the text are used in every step of the ring", text_used(ring_of), (f"{LINK}sgl-project/sglang/issues/33327",)),
+    SchemeBug("scheme-text-never", "the keys of the text are not used", text_used(lambda world: 0)),
+    SchemeBug("scheme-text-rows-local", "rows of the text meet only the keys of their own rank of the ring", text_rows_local),
+    SchemeBug("scheme-text-no-ring", "with a text, each rank of the ring uses only its own block and the text", text_without_ring, (f"{LINK}sgl-project/sglang/issues/33353",)),
+    SchemeBug("scheme-text-heads", "the output of the text has only the heads of its rank; the others are 0", text_heads_not_gathered),
+    SchemeBug("scheme-text-gradient-copies", "every copy of a text row is differentiated, so its gradients of keys count once for each rank of the ring", text_rows_of_every_copy),
+    SchemeBug("scheme-text-gradient-part", "each rank's dk and dv of the text lack the parts of the other ranks", text_dk_own_part),
+    # Backward
+    SchemeBug("scheme-gradient-copy", "of a key head on several ranks, only one copy's gradient is kept", dk_of_one_copy),
+    SchemeBug("scheme-gradient-own-rows", "the gradients of gathered keys are not added over the ranks", own_rows_only),
+    SchemeBug("scheme-gradient-hop", "dk and dv end one hop before they are home", one_hop_short),
+    SchemeBug("scheme-gradient-block-lse", "the backward pass uses o and lse of the block, not of the row", backward_change(own_lse=True), (f"{LINK}tenstorrent/tt-metal/issues/53205",)),
+    SchemeBug("scheme-gradient-local-keys", "the backward pass uses the rank's own keys in every step", backward_change(local_keys=True), (f"{LINK}huggingface/diffusers/issues/14265",)),
+    # Merges
+    SchemeBug("scheme-merge-base2", "partial lse in base 2 are merged as natural ones", merging(merges.base2_as_natural), (f"{LINK}vllm-project/vllm/pull/47079", f"{LINK}sgl-project/sglang/issues/40903")),
+    SchemeBug("scheme-merge-natural", "natural partial lse are merged as if in base 2", merging(merges.natural_as_base2), (f"{LINK}sgl-project/sglang/issues/33064",)),
+    SchemeBug("scheme-merge-mean", "partial outputs are averaged without weights", merging(merges.mean)),
+    SchemeBug("scheme-merge-sum", "partial outputs are added without weights", merging(merges.total)),
+    SchemeBug("scheme-merge-empty", "a part without keys has lse 0 instead of -inf", merging(merges.empty_counts)),
+    SchemeBug("scheme-merge-garbage", "the unwritten output of a part without keys is multiplied by 0, which keeps NaN", merging(merges.garbage), (f"{LINK}flashinfer-ai/flashinfer/issues/4975",)),
+    SchemeBug("scheme-merge-two-empty", "the merge of two parts without keys is NaN", merging(merges.tree), (f"{LINK}vllm-project/vllm/issues/27491", f"{LINK}vllm-project/vllm/pull/39148")),
+    SchemeBug("scheme-lse-last", "lse is that of the last block", merging(merges.last_lse)),
+    *(SchemeBug(*row) for row in masks.BUGS),
+)  # fmt: skip
