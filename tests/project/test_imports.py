@@ -21,7 +21,9 @@ KEPT_OUT = {"asyncio", "ctypes", "multiprocessing", "pickle", "random", "socket"
 KEPT_OUT |= {"threading", "time"}
 # What targets and their adapters need, and what pytest alone reads.
 OPTIONAL = {
+    "deepspeed",
     "diffusers",
+    "flash_attn",
     "jax",
     "pytest",
     "ring_attention_pytorch",

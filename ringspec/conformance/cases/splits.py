@@ -7,36 +7,39 @@ of dense attention, in exact arithmetic; every copy of a replicated token is com
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringspec.conformance.cases.calls import OF_KEYS, OF_QUERIES, ExpectedTensor
 from ringspec.conformance.cases.problems import drawn, problem_of, truth_of
-from ringspec.conformance.report.coverage import axes_of
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.cells import cut, shards_of
 from ringspec.conformance.target.protocol import Call
 from ringspec.conformance.target.results import frozen, read_only
 from ringspec.problem.model import Problem
-from ringspec.rings.documents import zigzag_padded
-from ringspec.schemes import build
 from ringspec.schemes.mesh import Mesh
-from ringspec.schemes.scheme import Scheme
-from ringspec.truth.sharded import slots_of
 from ringspec.vectors.catalogue.build import DTYPES, constant, put
-from ringspec.vectors.format.case import Case
+from ringspec.vectors.format.case import Case, SchemeCall
 from ringspec.vectors.format.inputs import inputs_of
-from ringspec.vectors.generate import arguments_of, options_of
+from ringspec.vectors.format.requires import layout_of, requires
+from ringspec.vectors.generate import arguments_of
+from ringspec.vectors.scheme_tables import shard_tensors, tables_of_scheme
 
 HEAD_DIM = 16
 TRAINED = ("ring", "double_ring", "all_gather", "ulysses", "usp", "joint")
-# What a scheme implies is not a feature that its author must claim as well.
-IMPLIED = ("positions", "q-offset", "unequal-lengths", "padding-slots")
+# The tables of a golden case, by their names in a call.
+NAMES_IN_CALLS = {
+    "layout.q": "index_q",
+    "layout.k": "index_k",
+    "heads.q": "heads_q",
+    "heads.k": "heads_k",
+    "position.q": "position_q",
+    "position.k": "position_k",
+}
 DTYPE_NAMES = ("f32", "bf16", "fp16", "f64")
 
 
@@ -83,7 +86,7 @@ class Shared:
     split: Split
     case: Case
     problem: Problem
-    scheme: Scheme
+    needs: Mapping[str, Any]
     tables: Mapping[str, Any]
 
 
@@ -116,29 +119,21 @@ def distributed(split: Split, width: int, dtype: str) -> Shared:
     case = drawn(
         f"schemes/{split.drawn_as or split.id}", dtype, backward=split.trained, **sizes, **rest
     )
-    inputs = inputs_of(case)
-    problem, _, _ = arguments_of(case, inputs)
-    own = {
-        name: split.own.get(name)
-        for name in ("circulation", "direction", "text", "text_at", "interleave")
-    }
-    layout: Any = split.layout
-    if split.rooms:
-        starts = case.terms["cu_seqlens"]
-        padded = np.concatenate(([0], np.cumsum(split.rooms)))
-        layout = zigzag_padded(starts, padded, split.workers)
-    options = options_of(case, inputs)
-    asked = build.Call(Mesh(split.mesh), problem, layout, options, own)
-    scheme = build.make_scheme(split.scheme, asked)
-    tables = {
-        "index_q": table([shard.tokens for shard in scheme.home_q.shards]),
-        "index_k": table([shard.tokens for shard in scheme.home_k.shards]),
-        "heads_q": np.array([shard.heads for shard in scheme.home_q.shards], dtype=np.int64),
-        "heads_k": np.array([shard.heads for shard in scheme.home_k.shards], dtype=np.int64),
-    }
-    tables["position_q"] = slots_of(problem.rows.position, tables["index_q"], 1, -1)
-    tables["position_k"] = slots_of(problem.columns.position, tables["index_k"], 1, -1)
-    return Shared(split, case, problem, scheme, {name: read_only(x) for name, x in tables.items()})
+    asked = replace(case, operation="context_parallel", scheme=scheme_call(split), requires={})
+    problem, _, _ = arguments_of(case, inputs_of(case))
+    made = shard_tensors(problem, tables_of_scheme(asked))
+    tables = {NAMES_IN_CALLS[name]: read_only(x) for name, x in made.items()}
+    return Shared(split, case, problem, requires(asked), tables)
+
+
+def scheme_call(split: Split) -> SchemeCall:
+    """Return how a split's attention is split, as golden cases say it."""
+    if not split.rooms:
+        return SchemeCall(split.scheme, split.mesh, split.layout, **split.own)
+    padded = tuple(int(x) for x in np.cumsum((0, *split.rooms)))
+    return SchemeCall(
+        split.scheme, split.mesh, "zigzag_padded", cu_seqlens_padded=padded, **split.own
+    )
 
 
 def telling(sizes: Mapping[str, int]) -> Any:
@@ -152,67 +147,15 @@ def telling(sizes: Mapping[str, int]) -> Any:
     return constant(0.0, None, *patches)
 
 
-def table(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Return rows of different lengths as one table, with -1 in the slots that are left."""
-    x = np.full((len(rows), max(map(len, rows))), -1, dtype=np.int64)
-    for row, tokens in zip(x, rows, strict=True):
-        row[: len(tokens)] = tokens
-    return x
-
-
 def needs_of(split: Split, claims: Capabilities) -> dict[str, Any]:
     """Return what a case requires of a target."""
-    made = shared(split, claims)
-    needs = dict(made.case.requires)
-    passes = passes_for(split, claims)
-    features = {name for name in needs["features"] if name not in IMPLIED} | features_of(made)
-    if split.mla:
-        features -= {"scale"}
-    needs |= {
-        "operation": "context_parallel",
-        "passes": passes,
-        "scheme": split.scheme,
-        "mesh": axes_of(split.mesh),
-        "workers": split.workers,
-        "tokens_per_worker": tuple(made.tables[name].shape[1] for name in ("index_q", "index_k")),
-        "features": tuple(sorted(features)),
-    }
-    if split.scheme != "dcp":
-        needs["layout"] = layout_name(split)
-    if split.scheme in ("pcp", "dcp"):
-        needs["interleave"] = split.own.get("interleave", 1)
-    return needs
-
-
-def layout_name(split: Split) -> str:
-    """Return the name of the layout in a call."""
-    if split.rooms:
-        return "zigzag_padded"
-    usual = {"pcp": "zigzag", "dcp": "interleaved"}.get(split.scheme, "contiguous")
-    return split.layout or usual
+    return dict(shared(split, claims).needs) | {"passes": passes_for(split, claims)}
 
 
 def passes_for(split: Split, claims: Capabilities) -> tuple[str, ...]:
     """Return the passes of a case that a target claims: the backward pass only if the scheme trains."""
     both = split.trained and "context_parallel-backward" in claims.operations
     return ("forward", "backward") if both else ("forward",)
-
-
-def features_of(made: Shared) -> set[str]:
-    """Return the features of schemes that a split uses."""
-    split, scheme = made.split, made.scheme
-    requests = len(split.terms.get("cu_seqlens", (0, 0))) - 1
-    parts = max(scheme.mesh.size("ulysses"), scheme.mesh.size("tp"))
-    given = {
-        "replicated-tokens": bool(split.own.get("text")),
-        "kv-replicas": scheme.kv_heads % parts != 0,
-        "padded-documents": bool(split.rooms),
-        "empty-ranks": any(not shard.real for shard in scheme.home_k.shards + scheme.home_q.shards),
-        "multi-token-decode": split.scheme == "dcp" and made.problem.q.shape[2] > requests,
-        "prefix": split.scheme == "pcp" and made.problem.k.shape[2] > made.problem.q.shape[2],
-        "mla": split.mla,
-    }
-    return {name for name, used in given.items() if used}
 
 
 def call_of(split: Split, claims: Capabilities) -> Call:
@@ -226,12 +169,13 @@ def call_of(split: Split, claims: Capabilities) -> Call:
     }
     # The positions of the call include q_offset.
     terms = {name: x for name, x in made.case.terms.items() if name != "q_offset"} | dict(split.own)
-    if split.rooms:
-        terms["cu_seqlens_padded"] = tuple(int(x) for x in np.cumsum((0, *split.rooms)))
+    how = scheme_call(split)
+    if how.cu_seqlens_padded is not None:
+        terms["cu_seqlens_padded"] = how.cu_seqlens_padded
     assert made.case.formats is not None
     bare = Call(
         split.id, "context_parallel", passes, split.workers, {}, terms, dict(vars(made.case.formats)),
-        layout_name(split), scheme=split.scheme, mesh=split.mesh, **made.tables,
+        layout_of(how), scheme=split.scheme, mesh=split.mesh, **made.tables,
     )  # fmt: skip
     return replace(
         bare, tensors={name: frozen(cut(x, *shards_of(bare, name))) for name, x in inputs.items()}

@@ -19,6 +19,7 @@ __all__ = ["requires"]
 
 Booleans = NDArray[np.bool_]
 # What a scheme and its tables imply is not a feature of its own.
+USUAL_LAYOUTS = {"pcp": "zigzag", "dcp": "interleaved"}
 IMPLIED_BY_SCHEMES = ("positions", "q-offset", "unequal-lengths", "padding-slots")
 
 
@@ -96,7 +97,7 @@ def scheme_needs(case: Case, call: SchemeCall, shape: Shape) -> dict[str, Any]:
     from ringspec.vectors.scheme_tables import tables_of_scheme
 
     tables = tables_of_scheme(case)
-    sizes, usual = dict(call.mesh), {"pcp": "zigzag", "dcp": "interleaved"}
+    sizes = dict(call.mesh)
     parts = max(sizes.get("ulysses", 1), sizes.get("tp", 1))
     requests = len(case.terms.get("cu_seqlens", (0, 0))) - 1
     latent = shape.Hkv == 1 and shape.D > shape.Dv
@@ -121,10 +122,15 @@ def scheme_needs(case: Case, call: SchemeCall, shape: Shape) -> dict[str, Any]:
         "features": tuple(sorted(used)),
     }
     if call.name != "dcp":
-        needs["layout"] = call.layout or usual.get(call.name, "contiguous")
-    if call.name in usual:
+        needs["layout"] = layout_of(call)
+    if call.name in USUAL_LAYOUTS:
         needs["interleave"] = call.interleave or 1
     return needs
+
+
+def layout_of(call: SchemeCall) -> str:
+    """Return the name of the layout of a scheme."""
+    return call.layout or USUAL_LAYOUTS.get(call.name, "contiguous")
 
 
 def has_padding(case: Case) -> bool:
