@@ -34,16 +34,35 @@ LEFT_OUT = {
     "tests/cli/test_check.py": "the command line around judges; tests/conformance has the judges",
     "tests/cli/test_vectors.py": "files of golden vectors",
     "tests/conformance/test_command.py": "programs behind pipes and how they go wrong",
+    "tests/conformance/test_diagnose.py": "names of known bugs, from deviations far above roundings",
+    "tests/conformance/test_environments.py": "environments of targets",
     "tests/conformance/test_layout_cases.py": "integers",
     "tests/conformance/test_load.py": "targets found by name",
     "tests/cli/test_output.py": "colours and tables of the command line",
     "tests/conformance/test_judges.py": "processes that judge, and how they end",
+    "tests/conformance/test_mutants.py": "known bugs, whose deviations are far above roundings",
     "tests/conformance/test_offline.py": "files that go to another machine and back",
     "tests/conformance/test_page.py": "pages of reports",
     "tests/conformance/test_report.py": "files of reports",
     "tests/conformance/test_reproduce.py": "files of reproducers",
+    **{
+        f"tests/conformance/test_readout_{name}.py": "more kinds of what test_readout.py and test_readout_blocks.py read"
+        for name in (
+            "batches",
+            "bias",
+            "cases",
+            "dropout",
+            "features",
+            "layouts",
+            "padding",
+            "sinks",
+            "tiles",
+        )
+    },
     "tests/conformance/test_runner.py": "processes of targets and how they end",
+    "tests/conformance/test_shrink.py": "cases that become smaller while their explanation holds",
     "tests/conformance/test_testing.py": "the pytest plugin around the judges",
+    "tests/conformance/test_testing_diagnosis.py": "the pytest plugin around the diagnosis",
     "tests/conformance/test_process_target.py": "processes of targets and what they write",
     "tests/fast/test_interrupts.py": "interrupts and forks, whose results are compared with those of the same run",
     "tests/ground/test_plainfile.py": "files that are none",
@@ -68,16 +87,19 @@ LEFT_OUT_ELSEWHERE = {
     "ringspec": "examples of docstrings, whose products are tiny",
     "tests/bad_input": "what is refused",
     "tests/cli": "the command line",
+    "tests/compare/test_merge_noise.py": "predictions, which test_noise.py repeats",
     "tests/conformance": "its judges are those of tests/compare, which is repeated",
     "tests/correct_kernels": "kernels for these judges",
     "tests/independent": "kernels for these judges",
     "tests/nki_impl/test_target.py": "these kernels in the judges' hands; the tests of the kernels are repeated",
+    "tests/merges/test_inferred_merges.py": "names of recipes, from errors that the tests beside it repeat",
     "tests/interfaces": "names of arguments around the specification",
     "tests/schemes": "their products are those of the specification's blocks, which are repeated",
     "tests/ranks": "processes whose bits are compared with each other",
 }
 # Left out as well with two threads.
 LEFT_OUT_WITH_THREADS = {
+    "tests/compare": "statistics of errors; two threads divide the same products as in tests/fast and tests/spec",
     "tests/nki_impl": "two threads divide the same products as in tests/fast and tests/compare",
 }
 
