@@ -6,38 +6,22 @@ each pair, and every fault changes some of them. A *chain* is a set of faults wi
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from ringspec.conformance.readout.choices import Choices
-from ringspec.conformance.readout.effects import OF_GRADIENTS, OF_ROW_SUMS, matrices, names_of
 from ringspec.conformance.readout.kinds import Fault
-from ringspec.conformance.readout.matches import Explanation, Match, finite_size, in_blocks, near
+from ringspec.conformance.readout.matches import Explanation, Match
 from ringspec.conformance.readout.model import Model
-from ringspec.conformance.readout.places import (
-    LISTED,
-    PAIRS,
-)
 
-KEPT = (
-    10,
-    5,
-)  # how many partial sets of one fault, and of two faults, are extended by another fault
-
+# How many sets of one fault, and of two faults, that do not explain everything are extended by another fault.
+KEPT = (10, 5)
 MOST_FAULTS = 3
 
-NOTHING = 0.05  # a smaller factor cannot be told from 0 in every pair
-
-MOST_ALONE = (
-    24  # how many single faults are tried as the explanation of a part, after the sets of faults
-)
-
+Chain = tuple[tuple[Fault, ...], Match]
 Candidates = Iterator[tuple[Fault, Match]]
-
 Predict = Callable[[Choices], Match]
-
 Attempt = Callable[[Fault], Match]  # predicts what a fault gives, besides those found so far
 
 
@@ -45,9 +29,6 @@ def composed(choices: Choices, faults: Sequence[Fault]) -> Choices:
     for fault in faults:
         choices = fault.applied(choices)
     return choices
-
-
-Chain = tuple[tuple[Fault, ...], Match]
 
 
 def explain(
@@ -58,14 +39,14 @@ def explain(
     proposed: Callable[[Choices, Match, bool], Candidates],
     evaluations: float,
 ) -> Explanation:
-    """Return the smallest set of faults that explains everything; if none is found, a set that explains a part.
+    """Return the smallest set of faults that explains everything, or no fault if none is found.
 
-    Of sets with equally many faults, the simplest is returned. Each fault of a partial set explains the blocks that it
-    changes.
+    Of sets with equally many faults, the simplest is returned. A set that explains only some blocks is not returned: it
+    is not proved, and of the sets that were once told for known bugs none was true.
 
-    The search ends when ``model`` has computed as many ``evaluations``. ``keep`` stores what similar choices have in common, so that they are predicted faster. ``predict``
-    compares a prediction with what was read, and ``proposed`` yields the faults to try. ``base`` are the choices without
-    faults.
+    The search ends when ``model`` has computed as many ``evaluations``. ``keep`` stores what similar choices have in
+    common, so that they are predicted faster. ``predict`` compares a prediction with what was read, and ``proposed``
+    yields the faults to try. ``base`` are the choices without faults.
     """
     model.most = model.evaluations + evaluations
     keep(base)
@@ -73,7 +54,6 @@ def explain(
     if plain.whole:
         return Explanation((), True, plain)
     beam: list[Chain] = [((), plain)]
-    best: list[list[Chain]] = []
 
     def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
         """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
@@ -107,17 +87,6 @@ def explain(
             break
         tried.sort(key=lambda x: (-x[1].gain(plain), cost(x)))
         beam = varied(tried, KEPT[depth])
-        best.insert(0, beam)
-        if not depth:
-            simple = [x for x in tried if not x[0][0].place.words.startswith((LISTED, PAIRS))]
-            best.append(varied(simple, MOST_ALONE))
-    for faults, match in itertools.chain(*best):
-        supported, shown = faults, match
-        while supported:
-            left = tuple(f for f in supported if holds(predict, base, supported, f, shown))
-            if left == supported:
-                return Explanation(supported, shown.whole, shown)
-            supported, shown = left, predict(composed(base, left))
     return Explanation((), False, plain)
 
 
@@ -145,62 +114,5 @@ def part_of(faults: Sequence[Fault], others: Sequence[Fault]) -> bool:
     )
 
 
-def loses(value: object) -> bool:
-    """Return whether a factor removes all, or nearly all, of a share somewhere."""
-    factors = np.asarray(value)
-    return factors.dtype.kind == "f" and bool((np.abs(factors) < NOTHING).any())
-
-
-def empties(after: Match, before: Match) -> bool:
-    """Return whether, in some block, everything that differs between two matches nearly vanishes in the first."""
-    for name, ours in after.ours.items():
-        was = before.ours[name]
-        changed = ~near(ours, was, finite_size(ours), 1e-9)
-        left = changed & ~(np.abs(ours) <= NOTHING * np.abs(was))
-        if (in_blocks(changed, np.any) & ~in_blocks(left, np.any)).any():
-            return True
-    return False
-
-
 def cost(chain: Chain) -> float:
     return sum(fault.cost for fault in chain[0])
-
-
-def holds(
-    predict: Predict,
-    base: Choices,
-    faults: Sequence[Fault],
-    fault: Fault,
-    match: Match,
-) -> bool:
-    """Return whether a fault of a partial set explains every block that it changes.
-
-    The fault must not make anything wrong. If it removes shares, every matrix that it may change must agree everywhere.
-    The blocks that it changes must agree. For a fault in the forward pass, or only in the products for dq, dk and dv,
-    they must agree in every matrix; for other faults, in at least one. For a fault whose effect on a block does not depend on
-    other blocks, it is enough that the block's rows agree up to a factor.
-    """
-    without = predict(composed(base, [one for one in faults if one is not fault]))
-    if any((x & ~match.equal[name]).any() for name, x in without.equal.items()):
-        return False
-    if any(loses(value) for _, value in fault.kind.changes) or empties(match, without):
-        # While anything is unexplained elsewhere, a share that is missing here may have been moved there.
-        names = matrices(fault.kind) if fault.phase == "backward" else tuple(match.ours)
-        if not all(match.equal[name].all() for name in names if name in match.equal):
-            return False
-    equal = []
-    for name, ours in match.ours.items():
-        changed = ~near(ours, without.ours[name], finite_size(ours), 1e-9)
-        if not changed.any():
-            continue
-        blocks = in_blocks(changed, np.any)
-        equal.append(
-            bool(match.blocks[name][blocks].all() and not without.blocks[name][blocks].all())
-        )
-        if name in match.alike and not fault.kind.of_workers and not fault.kind.slots & OF_ROW_SUMS:
-            inside = blocks & fault.place.blocks
-            shaped, was = (in_blocks(x.alike[name], np.all) for x in (match, without))
-            if inside.any() and shaped[inside].all() and not was[inside].any():
-                return True
-    strictly = fault.phase == "forward" or names_of(fault.kind) <= OF_GRADIENTS
-    return bool(equal) and (all(equal) if strictly else any(equal))

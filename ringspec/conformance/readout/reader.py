@@ -43,10 +43,8 @@ from ringspec.problem.model import Array, Booleans
 # Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
 # results that stay unexplained take.
 EVALUATIONS = 33_000
-MOST_WHOLE, MOST_PARTIAL = (
-    40,
-    3,
-)  # how many places of a kind are tried: those that explain everything, and those that do not
+# How many places of a kind are tried: those that explain everything, and those that do not.
+MOST_WHOLE, MOST_PARTIAL = 40, 3
 
 
 class Reader:

@@ -85,8 +85,7 @@ class Named:
 class PassRead:
     """What was found out about one pass. ``sets``: sets of faults that each give every number, the simplest set first.
 
-    If no set does, ``left`` says which matrices and blocks are not explained. ``sets`` is then empty, or has one set
-    that explains some of the blocks. ``base``: what the backward pass computes apart from the faults; '' if it is the
+    If no set does, ``sets`` is empty, and ``left`` says which matrices and blocks are not explained. ``base``: what the backward pass computes apart from the faults; '' if it is the
     gradient.
     """
 

@@ -184,7 +184,5 @@ def unexplained(wrong: Sequence[Reading]) -> list[str]:
     lines = []
     for found in one.passes:
         if found.left:
-            supported = [fault.told() for faults in found.sets for fault in faults]
-            rest = "the rest is not explained" if supported else "not explained"
-            lines += [*supported, f"{one.problem}: {rest}: {found.left}."]
+            lines.append(f"{one.problem}: not explained: {found.left}.")
     return lines or [f"{one.problem}: {BY_ROUNDING}"]
