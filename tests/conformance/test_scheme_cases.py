@@ -135,7 +135,9 @@ def test_values_that_tell_keys_apart_say_which_weight_is_wrong():
 
     case = CASES["scheme/ulysses/gqa-w4"]
     record = run_case(changed(reference_bf16, spoil), case)
-    assert "query 2, head 1 of rank 1: weight 0 of key 3, expected 0." in record.message
+    assert (
+        "query 2, head 1 of rank 1: read from o, weight 0 of key 3, expected 0." in record.message
+    )
 
 
 def test_expected_values_are_those_of_dense_attention():

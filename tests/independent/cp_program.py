@@ -204,8 +204,8 @@ class Program:
                 parts[r] += self.attended(rows[r], block[0], mask, slots)
             results.append(self.merged(parts[r]))
         found = {
-            "o": self.home([o for o, _ in results], rows),
-            "lse": self.home([lse for _, lse in results], rows),
+            "o": self.home([o for o, _ in results], rows, forward=True),
+            "lse": self.home([lse for _, lse in results], rows, forward=True),
         }
         if self.job.get("dy") is not None:
             from independent.cp_backward import backward
@@ -223,7 +223,7 @@ class Program:
     def merged(self, parts):
         return merge(parts[::-1] if self.backwards else parts, self.fault)
 
-    def home(self, x, piles, add=False):
+    def home(self, x, piles, add=False, forward=False):
         """Arrays [heads, text and tokens, ...] after the exchange, back in the tokens and all heads of each rank."""
         found = []
         count = self.heads if piles[0].heads and not add else self.heads // self.group
@@ -238,8 +238,13 @@ class Program:
                 at = piles[m].heads
                 if self.fault == "heads-interleaved" and not add:
                     at = list(range(u, count, len(members)))
+                if self.fault == "heads-interleaved-forward" and forward:
+                    at = list(range(u, count, len(members)))
                 if self.fault == "text-heads-not-gathered" and m != r and not add:
                     piece[:, : self.text] = 0
+                if self.fault == "dk-of-first-copy" and add:
+                    new = [n for n, h in enumerate(at) if not whole[h].any()]
+                    at, piece = [at[n] for n in new], piece[new]
                 whole[at] = piece if self.fault == "dk-of-one-copy" else whole[at] + piece
             found.append(whole)
         return found

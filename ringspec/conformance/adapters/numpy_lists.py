@@ -77,7 +77,7 @@ def arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
                 raise OptionError(
                     f"a function with a parameter {name}, which {call.id} needs",
                     f"parameters {', '.join(parameters)}",
-                    "add the parameter, or claim fewer features",
+                    "add the parameter, or do not claim what needs it",
                 )
     offered |= {name: getattr(call, name) for name in FROM_CALL if name in parameters}
     if "call" in parameters:

@@ -83,5 +83,5 @@ def weights(want: np.ndarray, got: np.ndarray, key_head: int) -> str:
     worst = [int(j) for j in np.argsort(-error, kind="stable") if error[j] > 0.1 * error.max()]
     unit = 1 + key_head
     shown = [f"{got[j] / unit:.3g} of key {j}, expected {want[j] / unit:.3g}" for j in worst[:4]]
-    more = f"; {len(worst) - 4} more weights are wrong" if len(worst) > 4 else ""
-    return "weight " + ", ".join(shown) + more
+    more = f"; and {len(worst) - 4} more" if len(worst) > 4 else ""
+    return "read from o, weight " + ", ".join(shown) + more

@@ -6,7 +6,7 @@ the bug cannot occur. docs/conform/schemes.md lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +24,22 @@ LINK = "https://github.com/"
 
 @dataclass(frozen=True)
 class SchemeBug:
-    """A known wrong way to split attention: ``title`` completes "where ..."."""
+    """A known wrong way to split attention: ``title`` completes "where ..."; ``more``: other programs with the same bug."""
 
     id: str
     title: str
     make: Callable[[World], Made]
     links: tuple[str, ...] = ()
+    more: tuple[Callable[[World], Made], ...] = ()
 
-    def results(self, world: World) -> Answer | None:
-        """Return the results of a program with this bug; None where it cannot occur."""
-        made = self.make(world)
-        return answer(world, made) if isinstance(made, Change) else made
+    def results(self, world: World) -> list[Answer]:
+        """Return the results of each program with this bug; none where it cannot occur."""
+        each = [make(world) for make in (self.make, *self.more)]
+        return [
+            answer(world, made) if isinstance(made, Change) else made
+            for made in each
+            if made is not None
+        ]
 
 
 def each(world: World, **changes: Any) -> Change:
@@ -90,6 +95,16 @@ def kv_tiled(world: World) -> Made:
     return Change(found)
 
 
+def kv_tiled_to_ranks(world: World) -> Made:
+    """Key heads are tiled until each rank has one, and the query heads of a rank share them in their order."""
+    parts = world.mesh.size("ulysses")
+    tiles = world.kv_heads * -(-parts // world.kv_heads)
+    if world.call.scheme == "dcp" or tiles == world.kv_heads or world.heads % tiles:
+        return None
+    heads = [head // (world.heads // tiles) % world.kv_heads for head in range(world.heads)]
+    return Change([world.blocks(rank, key_head=heads) for rank in world.ranks])
+
+
 def foreign_key_heads(world: World) -> Made:
     if world.mesh.size("tp") == 1:
         return None
@@ -104,47 +119,78 @@ def foreign_key_heads(world: World) -> Made:
     return Change(found)
 
 
-def heads_interleaved(world: World) -> Made:
-    """Head h of the group comes back as head (h mod P) H / P + h // P."""
+def order_of_heads(world: World, heads: int) -> NDArray[np.int64] | None:
+    """Return the order in which ``heads`` heads come back if they are interleaved, not rank by rank; None for one rank.
+
+    Head h of the group of P ranks comes back as head (h mod P) H / P + h // P.
+    """
     dcp = world.call.scheme == "dcp"
     parts = world.mesh.size("dcp" if dcp else "ulysses")
-    each_group = world.heads // world.mesh.size("tp")
-    if parts == 1:
+    each_group = heads // world.mesh.size("tp")
+    if parts == 1 or each_group % parts:
         return None
-    numbers = np.arange(each_group)
-    mixed = np.empty_like(numbers)
-    if dcp:
-        mixed = numbers // (each_group // parts) + numbers % (each_group // parts) * parts
-    else:
-        mixed[:] = numbers % parts * (each_group // parts) + numbers // parts
-    order = np.concatenate([mixed + t * each_group for t in range(world.mesh.size("tp"))])
-    return reordered(world, order)
+    numbers, each_rank = np.arange(each_group), each_group // parts
+    mixed = (
+        numbers // each_rank + numbers % each_rank * parts
+        if dcp
+        else numbers % parts * each_rank + numbers // parts
+    )
+    return np.concatenate([mixed + t * each_group for t in range(world.mesh.size("tp"))])
+
+
+def heads_interleaved(*tensors: str, adjoint: bool = False) -> Callable[[World], Made]:
+    """Return the bug in which the heads of ``tensors`` come back interleaved and the other results are right.
+
+    ``adjoint``: the gradients are those of the wrong forward pass, as automatic differentiation gives them.
+    """
+
+    def made(world: World) -> Made:
+        order, backward = order_of_heads(world, world.heads), world.dy is not None
+        if order is None or (not backward and (adjoint or "dq" in tensors)):
+            return None
+        found = answer(world, Change())
+        if adjoint and world.dy is not None:
+            other = World(world.call)
+            other.dy = np.empty_like(world.dy)
+            other.dy[:, order] = world.dy
+            found = answer(other, Change())
+        mixed = reordered(world, order)
+        order_k = order_of_heads(world, world.kv_heads)
+        for name in tensors:
+            if name not in ("dk", "dv"):
+                found[name] = mixed[name]
+            elif order_k is None:
+                return None
+            else:
+                found[name] = [x[:, order_k] for x in found[name]]
+        return found
+
+    return made
 
 
 def reordered(world: World, order: NDArray[np.int64]) -> Answer:
-    """Return correct results in which o, lse and dq of each head are those of head order[h]."""
+    """Return results in which o, lse and dq of each head are those of head order[h]."""
     mixed = World(world.call)
     mixed.q, mixed.key_head = world.q[:, order], [world.key_head[h] for h in order]
-    mixed.dy = None
-    found = answer(mixed, Change())
-    if world.dy is not None:
-        right = answer(world, Change())
-        mixed.dy = world.dy[:, order]
-        found |= {"dq": answer(mixed, Change())["dq"], "dk": right["dk"], "dv": right["dv"]}
-    return found
+    mixed.dy = None if world.dy is None else world.dy[:, order]
+    return answer(mixed, Change())
 
 
-def dk_of_one_copy(world: World) -> Made:
-    """Of the ranks that use a key head, only the last one's gradients arrive."""
-    parts = world.mesh.size("ulysses")
-    if parts == 1 or world.dy is None:
-        return None
-    member = np.arange(world.heads) // (world.heads // parts)
-    last = [
-        max(member[h] for h in range(world.heads) if world.key_head[h] == g) for g in world.key_head
-    ]
-    weights = np.where(member == last, 1.0, 0.0)[:, None, None]
-    return Change(take=lambda rank: weights)
+def copies_kept(choose: Callable[[list[int]], Mapping[int, float]]) -> Callable[[World], Made]:
+    """Return the bug in which ``choose`` says how much the gradient of each rank of a key head counts."""
+
+    def made(world: World) -> Made:
+        parts = world.mesh.size("ulysses")
+        if parts == 1 or world.dy is None:
+            return None
+        member = np.arange(world.heads) // (world.heads // parts)
+        weights = np.zeros((world.heads, 1, 1))
+        for head, key_head in enumerate(world.key_head):
+            ranks = sorted({int(member[h]) for h, g in enumerate(world.key_head) if g == key_head})
+            weights[head] = choose(ranks).get(int(member[head]), 0.0)
+        return Change(take=lambda rank: weights)
+
+    return made
 
 
 def own_rows_only(world: World) -> Made:
@@ -225,14 +271,25 @@ def merging(merge: Any) -> Callable[[World], Made]:
     return lambda world: Change(merge=merge)
 
 
+HEAD_ORDERS = (
+    heads_interleaved("o"),
+    heads_interleaved("o", "lse", "dq"),
+    heads_interleaved("o", "lse", "dq", "dk", "dv"),
+    heads_interleaved("o", "lse", adjoint=True),
+    heads_interleaved("o", adjoint=True),
+)
+OTHER_COPIES = (
+    copies_kept(lambda ranks: {ranks[0]: 1.0}),
+    copies_kept(lambda ranks: dict.fromkeys(ranks, 1 / len(ranks))),
+)
 BUGS = (
     # What a row meets
     SchemeBug("scheme-local-keys", "each rank's queries meet only its own keys", local_keys_only, (f"{LINK}NVIDIA-NeMo/Megatron-Bridge/issues/2667",)),
     SchemeBug("scheme-last-block", "the last block of the ring is not used", last_block_missed),
     SchemeBug("scheme-outer-hop", "the inner ring is repeated without the outer hop", outer_hop_missing),
-    SchemeBug("scheme-kv-tiled", "key heads are tiled: query head h uses key head h mod Hkv, not h // G", kv_tiled),
+    SchemeBug("scheme-kv-tiled", "key heads are tiled: query head h uses key head h mod Hkv, not h // G", kv_tiled, more=(kv_tiled_to_ranks,)),
     SchemeBug("scheme-foreign-heads", "a decode group holds ranks of different key heads, so gathered query heads meet foreign keys", foreign_key_heads, (f"{LINK}vllm-project/vllm/issues/48392",)),
-    SchemeBug("scheme-head-order", "heads come back interleaved, not rank by rank", heads_interleaved, (f"{LINK}NVIDIA/TensorRT-LLM/issues/10350",)),
+    SchemeBug("scheme-head-order", "heads come back interleaved, not rank by rank", heads_interleaved("o", "lse"), (f"{LINK}NVIDIA/TensorRT-LLM/issues/10350",), HEAD_ORDERS),
     SchemeBug("scheme-scale", "the scale is that of the width of q, not the given one", scale_of_width),
     # Text on all ranks
     SchemeBug("scheme-text-every-step", "the keys of the text are used in every step of the ring", text_used(ring_of), (f"{LINK}sgl-project/sglang/issues/33327",)),
@@ -243,7 +300,7 @@ BUGS = (
     SchemeBug("scheme-text-gradient-copies", "every copy of a text row is differentiated, so its gradients of keys count once for each rank of the ring", text_rows_of_every_copy),
     SchemeBug("scheme-text-gradient-part", "each rank's dk and dv of the text lack the parts of the other ranks", text_dk_own_part),
     # Backward
-    SchemeBug("scheme-gradient-copy", "of a key head on several ranks, only one copy's gradient is kept", dk_of_one_copy),
+    SchemeBug("scheme-gradient-copy", "of a key head on several ranks, only one copy's gradient is kept, or their mean", copies_kept(lambda ranks: {ranks[-1]: 1.0}), more=OTHER_COPIES),
     SchemeBug("scheme-gradient-own-rows", "the gradients of gathered keys are not added over the ranks", own_rows_only),
     SchemeBug("scheme-gradient-hop", "dk and dv end one hop before they are home", one_hop_short),
     SchemeBug("scheme-gradient-block-lse", "the backward pass uses o and lse of the block, not of the row", backward_change(own_lse=True), (f"{LINK}tenstorrent/tt-metal/issues/53205",)),

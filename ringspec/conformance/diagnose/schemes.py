@@ -43,7 +43,7 @@ def alike(call: Call, output: Outputs) -> list[SchemeBug]:
             far = distance(got, made, right, names, rounding)
             if far <= 1:
                 found.append((far, number, bug))
-    return [bug for _, _, bug in sorted(found, key=lambda one: one[:2])]
+    return list({bug.id: bug for _, _, bug in sorted(found, key=lambda one: one[:2])}.values())
 
 
 class Keyed:
@@ -67,8 +67,8 @@ def known_answers(keyed: Keyed) -> tuple[Flat, list[tuple[SchemeBug, Flat]]]:
     world = World(call)
     with np.errstate(all="ignore"):
         right = flat(call, answer(world, Change()))
-        made = [(bug, bug.results(world)) for bug in BUGS]
-    return right, [(bug, flat(call, x)) for bug, x in made if x is not None]
+        made = [(bug, x) for bug in BUGS for x in bug.results(world)]
+    return right, [(bug, flat(call, x)) for bug, x in made]
 
 
 def flat(call: Call, results: Outputs | Answer) -> Flat:

@@ -265,7 +265,7 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
     diagnoses that name or list it; ``of``: the number of all diagnoses. Expected failures are left out, because their
     reason is known. ``alike``: ids of bugs that no case distinguishes from that bug. ``also``: bugs that the remaining
     diagnoses name, as {id, title, count, refuted_by}. ``explanation``: the explanation by the readouts
-    (:func:`explanation_of`), or None.
+    (:func:`explanation_of`), or None. ``explainable`` is False if only schemes fail, which no readout explains.
 
     ``id`` is None if no bug is in at least the fraction :data:`FEWEST` of the diagnoses. A bug in fewer than
     :data:`ENOUGH` diagnoses is ignored if other cases refute the bug (:func:`refuting`).
@@ -296,6 +296,8 @@ def most_likely(records: Sequence[Record]) -> dict[str, Any] | None:
             for id, n in others.most_common()
         ],
     }  # fmt: skip
+    if all(one.id.startswith("scheme/") for one in failed if one.diagnosis):
+        summary["explainable"] = False
     if best is None:
         return summary
     about = next((one for one in diagnoses if one.get("id") == best), {})

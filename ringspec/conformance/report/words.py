@@ -16,6 +16,7 @@ NEXT = (
     "  next: ringspec explain says what the target computes instead; "
     "ringspec replay repeats one failure"
 )
+NEXT_OF_SCHEMES = "  next: ringspec replay repeats one failure"
 
 
 def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
@@ -77,7 +78,9 @@ def verdict_lines(found: Mapping[str, Any], spec: str = "TARGET") -> list[str]:
     elif found["of"]:
         most = "most of " if found["also"] else ""
         lines.append(f"no known bug explains {most}the {diagnosed(found['of'])}")
-        lines += [] if explanation else [NEXT]
+        lines += (
+            [] if explanation else [NEXT if found.get("explainable", True) else NEXT_OF_SCHEMES]
+        )
     return lines + [also_named(one) for one in found["also"]]
 
 
