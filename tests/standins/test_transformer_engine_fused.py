@@ -115,14 +115,19 @@ def both(tex, form, mask, window, bottom_right, tensors, **changed):
     return o, statistics, gradients[:3]
 
 
-@pytest.mark.parametrize("form", ["BSHD", "SBHD", "THD"])
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("window", [(-1, -1), (2, 0), (1, 2)])
+TAKEN = [
+    (form, mask, window)
+    for form in ("BSHD", "SBHD", "THD")
+    for mask in MASKS
+    for window in ((-1, -1), (2, 0), (1, 2))
+    if (form != "THD" or "padding" in mask) and ("causal" not in mask or window[1] <= 0)
+]
+
+
+@pytest.mark.parametrize("form,mask,window", TAKEN)
 def test_results_are_those_of_dense_attention(tex, form, mask, window):
     import torch
 
-    if (form == "THD" and "padding" not in mask) or ("causal" in mask and window[1] > 0):
-        pytest.skip("not a combination that the kernel takes")
     tensors = inputs("float16")
     for bottom_right in {"bottom_right" in mask, "causal" not in mask}:
         used = [VALID[side] if "padding" in mask else ROOMS[side] for side in ("q", "kv")]
