@@ -18,9 +18,9 @@ from ringspec.problem.options import check
 from ringspec.schemes.build import Call, make_scheme
 from ringspec.schemes.mesh import make_mesh
 from ringspec.schemes.scheme import Scheme
-from ringspec.truth.sharded import padded_layout, slots_of
+from ringspec.truth.sharded import Tables, layout_tensors, padded_layout
 from ringspec.vectors.format.case import PADDED_LAYOUTS, Case, SchemeCall
-from ringspec.vectors.format.shards import SIDES
+from ringspec.vectors.format.shards import SIDES, cut
 
 __all__ = ["ShardTables", "per_rank", "scheme_of", "shard_tensors", "tables_of_scheme"]
 
@@ -91,14 +91,8 @@ def table(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
 
 def shard_tensors(problem: Problem, tables: ShardTables) -> dict[str, NDArray]:
     """Return the tables, and the position of each slot's token [W, 1|B, n], by their names in the tensor file."""
-    return {
-        "layout.q": tables.q,
-        "layout.k": tables.k,
-        "heads.q": tables.heads_q,
-        "heads.k": tables.heads_k,
-        "position.q": slots_of(problem.rows.position, tables.q, 1, -1),
-        "position.k": slots_of(problem.columns.position, tables.k, 1, -1),
-    }
+    slots = layout_tensors(problem, Tables(tables.q, tables.k))
+    return slots | {"heads.q": tables.heads_q, "heads.k": tables.heads_k}
 
 
 def per_rank(
@@ -115,8 +109,5 @@ def per_rank(
             continue
         tokens, heads = tables.of(name)
         fill = lse_of_padding if name == "lse" else 0.0
-        by_token = slots_of(x, tokens, 2, fill)
-        arranged[name] = np.stack(
-            [slots_of(one, of[None], 1, fill)[0] for one, of in zip(by_token, heads, strict=True)]
-        )
+        arranged[name] = np.stack(cut(x, tokens, heads, fill))
     return arranged

@@ -137,10 +137,14 @@ def load_function(spec: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     return functools.partial(function, **options) if options else function
 
 
+def plain_fields() -> set[str]:
+    """Return the fields of a LocalCall that are the same on all ranks and in every operation."""
+    every = {field.name for field in dataclasses.fields(LocalCall)}
+    return every - {"tensors", "rank", *OF_SCHEMES, *EVERY_TABLE}
+
+
 def local_call(request: Mapping[str, Any], place: Place, tensors: Mapping[str, Any]) -> LocalCall:
-    own = {"tensors", "rank", *OF_SCHEMES, *EVERY_TABLE}
-    names = {f.name for f in dataclasses.fields(LocalCall)} - own
-    plain = {name: request[name] for name in names}
+    plain = {name: request[name] for name in plain_fields()}
     if request.get("scheme"):
         mesh = tuple((str(axis), int(size)) for axis, size in request["mesh"])
         plain |= {"scheme": request["scheme"], "mesh": mesh}

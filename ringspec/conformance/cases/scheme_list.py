@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from ringspec.conformance.cases.splits import Split
-from ringspec.vectors.catalogue.build import put
+from ringspec.vectors.catalogue.build import packed_requests, put
 
 Axes = tuple[tuple[str, int], ...]
 RING_OUTER: Axes = (("ring", 2), ("ulysses", 2))
@@ -38,20 +38,6 @@ def after(keys: int, queries: int) -> dict[str, Any]:
     return {"causal": True, "q_offset": keys - queries}
 
 
-def requests(lengths: tuple[int, ...], queries: tuple[int, ...]) -> dict[str, Any]:
-    """Return the terms of packed requests, of which each has all its keys and its last queries."""
-    starts, starts_k = [0], [0]
-    positions: list[int] = []
-    for n, new in zip(lengths, queries, strict=True):
-        positions += range(starts_k[-1] + n - new, starts_k[-1] + n)
-        starts.append(starts[-1] + new)
-        starts_k.append(starts_k[-1] + n)
-    return {
-        "causal": True, "cu_seqlens": tuple(starts), "cu_seqlens_k": tuple(starts_k),
-        "positions_q": tuple(positions),
-    }  # fmt: skip
-
-
 def packed(*lengths: int, causal: bool = True) -> dict[str, Any]:
     starts = tuple(sum(lengths[:n]) for n in range(len(lengths) + 1))
     return {"causal": causal, "cu_seqlens": starts}
@@ -60,8 +46,8 @@ def packed(*lengths: int, causal: bool = True) -> dict[str, Any]:
 # The absorbed form of multi-head latent attention: the width of q is 8 + 3, but its scale that of 5 + 3.
 MLA = {"scale": 8**-0.5}
 LATENT = {"Hkv": 1, "D": 11, "Dv": 8}
-THREE_REQUESTS = requests((7, 1, 12), (1, 1, 1))
-SEVERAL_QUERIES = requests((9, 4, 12), (3, 1, 2))
+THREE_REQUESTS = packed_requests((7, 1, 12), (1, 1, 1))
+SEVERAL_QUERIES = packed_requests((9, 4, 12), (3, 1, 2))
 
 NAMED = (
     # Rings and gathered keys
@@ -106,14 +92,14 @@ NAMED = (
     # Prefill
     Split("pcp/prefix-w4", "Five cached keys, then a chunk of 16 queries.", "pcp", (("pcp", 4),), heads(2, 1, Sq=16, Sk=21), after(21, 16), smoke=True),
     Split("pcp/prefix-one-w2", "One cached key, which every query sees.", "pcp", (("pcp", 2),), heads(2, 1, Sq=4, Sk=5), after(5, 4), telling=True),
-    Split("pcp/requests-w4", "A request without prefix beside one with a prefix.", "pcp", (("pcp", 4),), heads(2, 1, Sq=16, Sk=21), requests((8, 13), (8, 8)), "zigzag_per_document", smoke=True),
+    Split("pcp/requests-w4", "A request without prefix beside one with a prefix.", "pcp", (("pcp", 4),), heads(2, 1, Sq=16, Sk=21), packed_requests((8, 13), (8, 8)), "zigzag_per_document", smoke=True),
     Split("pcp/interleaved-w3", "Blocks of four cached keys go to the ranks in turn.", "pcp", (("pcp", 3),), heads(2, 1, Sq=12, Sk=30), after(30, 12), own={"interleave": 4}),
     # Decoding
     Split("dcp/unequal-shards-w2", "The lse of the ranks differ: they have 4 keys and 1.", "dcp", decode(2), heads(4, 2, Sq=1, Sk=5), own={"interleave": 4}, telling=True, smoke=True),
     Split("dcp/empty-rank-w4", "One rank has no key.", "dcp", decode(4), heads(4, 1, Sq=1, Sk=3), telling=True, smoke=True),
     Split("dcp/empty-rank-i16-w2", "Only rank 0 has keys.", "dcp", decode(2), heads(2, 1, Sq=1, Sk=16), own={"interleave": 16}),
     Split("dcp/two-empty-w4", "Three of four ranks have no key: two empty parts meet in a merge.", "dcp", decode(4), heads(4, 1, Sq=1, Sk=16), own={"interleave": 16}),
-    Split("dcp/two-empty-requests-w4", "Two ranks have no key of the first request, all have some of the second.", "dcp", decode(4), heads(4, 1, Sq=2, Sk=11), requests((2, 9), (1, 1)), smoke=True),
+    Split("dcp/two-empty-requests-w4", "Two ranks have no key of the first request, all have some of the second.", "dcp", decode(4), heads(4, 1, Sq=2, Sk=11), packed_requests((2, 9), (1, 1)), smoke=True),
     Split("dcp/mtp-w2", "The last three queries see 5, 5 and 5, or 4, 4 and 5 keys of a rank.", "dcp", decode(2), heads(2, 1, Sq=3, Sk=10), after(10, 3), telling=True, smoke=True),
     Split("dcp/mtp-i16-w2", "With blocks of 16, the error begins with the 17th key.", "dcp", decode(2), heads(2, 1, Sq=3, Sk=17), after(17, 3), own={"interleave": 16}),
     Split("dcp/mtp-few-keys-w2", "The first query does not see the newest keys, which are all on one rank.", "dcp", decode(2), heads(2, 1, Sq=2, Sk=3), after(3, 2), telling=True),
@@ -192,6 +178,6 @@ def covering() -> Iterator[Split]:
 SERVED: dict[str, dict[str, Any]] = {
     "causal": after(TOKENS, 8),
     "window": after(TOKENS, 8) | {"window": (6, 0)},
-    "requests": requests((11, 3, 10), (3, 1, 4)),
+    "requests": packed_requests((11, 3, 10), (3, 1, 4)),
 }
 SPLITS = (*(replace(one, id=f"scheme/{one.id}") for one in NAMED), *covering())

@@ -17,15 +17,16 @@ import numpy as np
 from ringspec.conformance.cases.calls import OF_KEYS, OF_QUERIES, ExpectedTensor
 from ringspec.conformance.cases.problems import drawn, problem_of, truth_of
 from ringspec.conformance.target.capabilities import Capabilities
-from ringspec.conformance.target.cells import cut, shards_of
+from ringspec.conformance.target.cells import shards_of
 from ringspec.conformance.target.protocol import Call
 from ringspec.conformance.target.results import frozen, read_only
 from ringspec.problem.model import Problem
 from ringspec.schemes.mesh import Mesh
-from ringspec.vectors.catalogue.build import DTYPES, constant, put
+from ringspec.vectors.catalogue.build import DTYPES, telling
 from ringspec.vectors.format.case import Case, SchemeCall
 from ringspec.vectors.format.inputs import inputs_of
 from ringspec.vectors.format.requires import layout_of, requires
+from ringspec.vectors.format.shards import cut
 from ringspec.vectors.generate import arguments_of
 from ringspec.vectors.scheme_tables import shard_tensors, tables_of_scheme
 
@@ -115,7 +116,8 @@ def distributed(split: Split, width: int, dtype: str) -> Shared:
     sizes = {"D": width, "Dv": width} | dict(split.sizes)
     rest = dict(split.terms)
     if split.telling:
-        rest["v"] = telling(sizes)
+        keys = sizes["Sk"] if "Sk" in sizes else sizes["S"]
+        rest["v"] = telling(sizes["Hkv"], min(keys, sizes["Dv"]))
     case = drawn(
         f"schemes/{split.drawn_as or split.id}", dtype, backward=split.trained, **sizes, **rest
     )
@@ -134,17 +136,6 @@ def scheme_call(split: Split) -> SchemeCall:
     return SchemeCall(
         split.scheme, split.mesh, "zigzag_padded", cu_seqlens_padded=padded, **split.own
     )
-
-
-def telling(sizes: Mapping[str, int]) -> Any:
-    """Return values that tell keys and heads apart."""
-    keys = sizes["Sk"] if "Sk" in sizes else sizes["S"]
-    patches = [
-        put(1.0 + head, None, head, key, key)
-        for head in range(sizes["Hkv"])
-        for key in range(min(keys, sizes["Dv"]))
-    ]
-    return constant(0.0, None, *patches)
 
 
 def needs_of(split: Split, claims: Capabilities) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.target.cells import cut, global_of, positions_of, shards_of
+from ringspec.conformance.target.cells import global_of, positions_of, shards_of
 from ringspec.conformance.target.protocol import Call
 from ringspec.schemes.mesh import Mesh
+from ringspec.vectors.format.shards import cut
 
 GATHERED = {"all_gather": "cp", "pcp": "pcp", "dcp": "dcp"}
 Floats = NDArray[Any]

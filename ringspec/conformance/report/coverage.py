@@ -17,6 +17,7 @@ from ringspec.conformance.report.records import Record
 from ringspec.conformance.target.capabilities import CIRCULATIONS, Capabilities
 from ringspec.conformance.target.declared import declared_recipe
 from ringspec.conformance.target.protocol import Call
+from ringspec.vectors.format.requires import axes_of
 
 SIXTEEN_BITS = ("bfloat16", "float16")
 RECIPE_NAMES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -164,15 +165,6 @@ def scheme_values(call: Call) -> Iterable[tuple[str, Any]]:
         yield "head_ratios", (int(call.heads_q.max()) + 1) // (int(call.heads_k.max()) + 1)
     if "interleave" in call.terms:
         yield "interleaves", call.terms["interleave"]
-
-
-def axes_of(mesh: Iterable[tuple[str, int]]) -> str:
-    """Return the axes of a mesh as claims name them.
-
-    >>> axes_of((("ring", 2), ("ulysses", 2)))
-    'ring x ulysses'
-    """
-    return " x ".join(name for name, _ in mesh)
 
 
 def claimed_values(claims: Capabilities) -> dict[str, tuple[Any, ...]]:

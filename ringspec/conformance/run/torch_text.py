@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ringspec.conformance.adapters.torch_worker import LEAVES, OF_SCHEMES, SEEDS, LocalCall
+from ringspec.conformance.adapters.torch_worker import LEAVES, SEEDS, plain_fields
 from ringspec.conformance.run.literals import source, wrapped
-from ringspec.conformance.target.protocol import TABLES, Call
+from ringspec.conformance.target.protocol import Call
 
 
 def torch_lines(
@@ -54,13 +53,7 @@ def torch_lines(
 
 def local_text(call: Call, further: list[str], tables: Sequence[str]) -> str:
     """Write the LocalCall of a rank as a SimpleNamespace with the same fields and properties."""
-    fields = {f.name for f in dataclasses.fields(LocalCall)} - {
-        "tensors",
-        "rank",
-        *TABLES,
-        *OF_SCHEMES,
-    }
-    plain = {name: source(getattr(call, name), call) for name in sorted(fields)}
+    plain = {name: source(getattr(call, name), call) for name in sorted(plain_fields())}
     plain |= {"rank": "rank", "causal": repr(bool(call.terms.get("causal", False)))}
     plain |= {"scale": repr(float(call.terms["scale"]))} if "scale" in call.terms else {}
     plain |= {"tensors": f"{{{', '.join(f'{n!r}: given[{n!r}]' for n in further)}}}"}

@@ -8,7 +8,7 @@ elements are computed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,32 @@ def standard(name: str, dtype: Dtype, shape: Shape, shards: int) -> TensorRecipe
     unit = 2 ** (dtype.bits - 6)
     more = {"shard": shard * unit, "shards": shards} if shard else {}
     return numbers(dtype.bits, dtype.exponent, head=head * unit, **more)
+
+
+def telling(kv_heads: int, keys: int) -> TensorRecipe:
+    """Return values that are 1 + the head in the component of the key's number and 0 elsewhere: o shows each weight."""
+    each = [
+        put(1.0 + head, None, head, key, key) for head in range(kv_heads) for key in range(keys)
+    ]
+    return constant(0.0, None, *each)
+
+
+def packed_requests(lengths: Sequence[int], queries: Sequence[int]) -> dict[str, Any]:
+    """Return the terms of packed requests of so many keys, of which each has all its keys and its last queries.
+
+    >>> packed_requests((3, 2), (1, 2))["positions_q"]
+    (2, 3, 4)
+    """
+    starts, starts_k = [0], [0]
+    positions: list[int] = []
+    for n, new in zip(lengths, queries, strict=True):
+        positions += range(starts_k[-1] + n - new, starts_k[-1] + n)
+        starts.append(starts[-1] + new)
+        starts_k.append(starts_k[-1] + n)
+    return {
+        "causal": True, "cu_seqlens": tuple(starts), "cu_seqlens_k": tuple(starts_k),
+        "positions_q": tuple(positions),
+    }  # fmt: skip
 
 
 def case(

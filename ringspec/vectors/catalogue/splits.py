@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringspec.vectors.catalogue.build import case, constant, numbers, put, spread, times
-from ringspec.vectors.format.case import Case, SchemeCall, TensorRecipe
+from ringspec.vectors.catalogue.build import (
+    case,
+    numbers,
+    packed_requests,
+    put,
+    spread,
+    telling,
+    times,
+)
+from ringspec.vectors.format.case import Case, SchemeCall
 
 Axes = tuple[tuple[str, int], ...]
 ALL = None
@@ -51,15 +59,6 @@ def split(
     )
 
 
-def telling(kv_heads: int, keys: int) -> TensorRecipe:
-    """Return values that are 1 + the head in the component of the key's number and 0 elsewhere: o shows each weight."""
-    return constant(
-        0.0,
-        None,
-        *(put(1.0 + head, ALL, head, key, key) for head in range(kv_heads) for key in range(keys)),
-    )
-
-
 def told(keys: int, kv_heads: int) -> dict[str, Any]:
     return {"Hkv": kv_heads, "Dv": keys, "v": telling(kv_heads, keys)}
 
@@ -71,16 +70,7 @@ def after(keys: int, queries: int) -> dict[str, Any]:
 
 def requests(lengths: tuple[int, ...], queries: tuple[int, ...]) -> dict[str, Any]:
     """Return the lengths and terms of packed requests, each with all its keys and its last queries."""
-    starts, starts_k = [0], [0]
-    positions: list[int] = []
-    for n, new in zip(lengths, queries, strict=True):
-        positions += range(starts_k[-1] + n - new, starts_k[-1] + n)
-        starts.append(starts[-1] + new)
-        starts_k.append(starts_k[-1] + n)
-    return {
-        "Sq": starts[-1], "Sk": starts_k[-1], "causal": True, "cu_seqlens": tuple(starts),
-        "cu_seqlens_k": tuple(starts_k), "positions_q": tuple(positions),
-    }  # fmt: skip
+    return {"Sq": sum(queries), "Sk": sum(lengths), **packed_requests(lengths, queries)}
 
 
 def rooms(*sizes: tuple[int, int]) -> dict[str, Any]:

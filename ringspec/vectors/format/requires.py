@@ -5,6 +5,7 @@ They follow from the fields of the case, so the author of a case cannot forget a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ def scheme_needs(case: Case, call: SchemeCall, shape: Shape) -> dict[str, Any]:
     used |= {name for name, needed in given.items() if needed}
     needs: dict[str, Any] = {
         "scheme": call.name,
-        "mesh": " x ".join(name for name, _ in call.mesh),
+        "mesh": axes_of(call.mesh),
         "workers": call.ranks,
         "tokens_per_worker": (tables.q.shape[1], tables.k.shape[1]),
         "features": tuple(sorted(used)),
@@ -126,6 +127,15 @@ def scheme_needs(case: Case, call: SchemeCall, shape: Shape) -> dict[str, Any]:
     if call.name in USUAL_LAYOUTS:
         needs["interleave"] = call.interleave or 1
     return needs
+
+
+def axes_of(mesh: Iterable[tuple[str, int]]) -> str:
+    """Return the axes of a mesh as claims name them.
+
+    >>> axes_of((("ring", 2), ("ulysses", 2)))
+    'ring x ulysses'
+    """
+    return " x ".join(name for name, _ in mesh)
 
 
 def layout_of(call: SchemeCall) -> str:

@@ -7,11 +7,12 @@ on several ranks, whose copies are equal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringspec.problem.model import take
 from ringspec.vectors.format.case import Shape
 
 __all__ = ["SIDES", "fault_of_shards", "held", "whole"]
@@ -37,13 +38,26 @@ def mark(cells: NDArray[np.bool_], tokens: Integers, heads: Integers) -> None:
     cells[np.ix_(tokens[tokens >= 0], heads[heads >= 0])] = True
 
 
-def whole(x: NDArray, tokens: Integers, heads: Integers, length: int, count: int) -> NDArray:
-    """Return a result [B, H, S, ...] in global order from that of the ranks, [W, B, h, n, ...]; the lowest rank's copies.
+def cut(x: NDArray, tokens: Integers, heads: Integers, fill: float = 0) -> list[NDArray]:
+    """Return each rank's cells [B, h, n, ...] of a global tensor [B, H, S, ...]; empty slots have ``fill``.
+
+    >>> x = np.arange(6).reshape(1, 2, 3)
+    >>> [one.tolist() for one in cut(x, np.array([[0, 2], [1, -1]]), np.array([[1], [0]]), 9)]
+    [[[[3, 5]]], [[[1, 9]]]]
+    """
+    return [take(take(x, own, 2, fill), of, 1, fill) for own, of in zip(tokens, heads, strict=True)]
+
+
+def whole(
+    parts: Sequence[NDArray], tokens: Integers, heads: Integers, length: int, count: int
+) -> NDArray:
+    """Undo :func:`cut`: return [B, H, S, ...] in global order; of several copies, that of the lowest rank.
 
     A cell that no rank holds is 0.
     """
-    result = np.zeros((x.shape[1], count, length, *x.shape[4:]), x.dtype)
-    for one, own, of in reversed(list(zip(x, tokens, heads, strict=True))):
+    first = parts[0]
+    result = np.zeros((first.shape[0], count, length, *first.shape[3:]), first.dtype)
+    for one, own, of in reversed(list(zip(parts, tokens, heads, strict=True))):
         slots, places = np.flatnonzero(own >= 0), np.flatnonzero(of >= 0)
         cells = one[:, places][:, :, slots]
         result[(slice(None), *np.ix_(of[places], own[slots]))] = cells
