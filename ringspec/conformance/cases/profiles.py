@@ -31,7 +31,8 @@ def run_cases(profile: str = "core") -> list[RunCase]:
     Probes (cases with very simple inputs), golden vectors, properties, pairs of features and edges follow. Noise cases,
     which test the statistics of rounding errors, come last; 'smoke' has none. 'noise' has only the noise cases, and
     'seeds' only random inputs. 'sharp' has only larger noise cases; a run with ``--sharp`` adds one of them. 'layouts' has
-    only cases of the operation 'layout' and 'schemes' those of 'context_parallel', which :func:`cases_for` adds. Raises OptionError for another name.
+    only cases of the operation 'layout' and 'schemes' those of 'context_parallel', which :func:`cases_for` adds. Raises
+    OptionError for another name.
     """
     check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":

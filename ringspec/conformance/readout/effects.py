@@ -51,15 +51,8 @@ GOALS = {
     "A": ("dq_to", "v"),
 }
 
-PERHAPS = {
-    "turned",
-    "dy_ones",
-    "adds",
-    "uncleared",
-    "exchanged",
-    "stacked",
-    "over_heads",
-}  # choices that may leave some of their matrices unchanged
+# Choices that may leave some of their matrices unchanged.
+PERHAPS = {"turned", "dy_ones", "adds", "uncleared", "exchanged", "stacked", "over_heads"}
 
 
 def names_of(kind: Kind) -> set[str]:

@@ -293,7 +293,7 @@ def read_forward(
 def preference(found: Explanation) -> tuple[bool, float]:
     """Return a sort key that is larger for the better of two explanations.
 
-    A complete explanation is better than a partial one. Of two complete ones, the simpler is better; of two partial
-    ones, the one that explains more.
+    A complete explanation is better than none. Of two complete ones, the simpler is better; without one, the ring whose
+    computation without faults agrees more with what was read.
     """
     return found.whole, -cost((found.faults, found.match)) if found.whole else found.match.score
