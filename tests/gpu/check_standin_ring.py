@@ -1,9 +1,12 @@
-"""A ring on the kernel of FlashAttention 2 that PyTorch contains, by the stand-in 'flash_attn[cuda]', on all GPUs.
+"""Rings on the kernel of FlashAttention 2 that PyTorch contains, by the stand-in 'flash_attn[cuda]', on all GPUs.
 
-    python3 tests/gpu/check_standin_ring.py --out DIR [--workers 1 2] [--profile core]
+    python3 tests/gpu/check_standin_ring.py --out DIR [--targets example zhuzilin-ring yunchang-usp]
+        [--workers 1 2] [--profile core] [--without window]
 
-The ring is docs/conform/example_standin.py; every case of the profile that it claims is judged, with each number of
-workers. Needs no flash_attn. ``--device cpu`` tries the same with the stand-in 'flash_attn'. Writes ring.jsonl, as ``ringspec check --report`` does; exit status 1 if a claimed case failed.
+``example`` is docs/conform/example_standin.py; the others are ready targets, whose packages must be installed, but not
+flash_attn. Every case of the profile that a target claims is judged, with each number of workers; no recipe is assumed,
+because those of the ready targets describe the stand-in that rounds once. ``--device cpu`` tries the same with the
+stand-in 'flash_attn'. Writes TARGET.jsonl, as ``ringspec check --report`` does; exit status 1 if a claimed case failed.
 """
 
 import argparse
@@ -20,39 +23,72 @@ from ringspec.conformance.report.records import FAILURES  # noqa: E402
 from ringspec.conformance.report.report import ReportWriter, make_header  # noqa: E402
 from ringspec.conformance.run.load import load_target  # noqa: E402
 from ringspec.conformance.run.suite import run  # noqa: E402
+from ringspec.conformance.targets import yunchang_usp, zhuzilin  # noqa: E402
 
 EXAMPLE = ROOT / "docs" / "conform" / "example_standin.py"
+READY = {"zhuzilin": zhuzilin, "yunchang": yunchang_usp}
+
+
+def named_target(name, device, workers, without):
+    """Return the target ``name``, on the device, with the numbers of workers that it claims and the machine has."""
+    chosen = {
+        "device": device,
+        "standins": ("flash_attn[cuda]" if device == "cuda" else "flash_attn",),
+    }
+    if name == "example":
+        claims = dataclasses.replace(
+            load_target(f"{EXAMPLE}:target").capabilities, workers=tuple(workers)
+        )
+        return TorchTarget(f"{EXAMPLE}:attention", claims, name="example_standin", **chosen)
+    package, variant = name.split("-", 1)
+    target = READY[package].target(variant, **chosen)
+    claims = target.capabilities
+    fitting = {
+        "workers": tuple(sorted({*claims.workers} & {*workers})),
+        "masks": tuple(mask for mask in claims.masks if mask not in without),
+    }
+    if device == "cuda":  # the wrapper around PyTorch's kernel has no soft cap
+        fitting["features"] = tuple(one for one in claims.features if one != "softcap")
+    target.capabilities = dataclasses.replace(claims, recipe=None, **fitting)
+    return target
+
+
+def check(name, given, workers, versions):
+    """Judge one target, write its report, and return whether all cases passed."""
+    target = named_target(name, given.device, workers, given.without)
+    header = make_header(target, spec=name, profile=given.profile)
+    header["versions"] |= versions
+    with (given.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+        writer = ReportWriter(file, header)
+        summary = run(target, run_cases(given.profile), sink=writer)
+        writer.finish(summary.complete)
+    target.close()
+    print(name, target.capabilities.workers, summary.counts, flush=True)
+    for record in summary.failures:
+        print(f"  {record.id}: {record.outcome} {record.message[-700:]}", flush=True)
+    return bool(summary.counts.get("pass", 0)) and not set(summary.counts) & set(FAILURES)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--targets", nargs="+", default=["example"])
     parser.add_argument("--workers", type=int, nargs="+")
+    parser.add_argument(
+        "--without", nargs="+", default=[], help="masks of ready targets to leave out"
+    )
     parser.add_argument("--profile", default="core")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     import torch
 
-    workers = given.workers or range(1, torch.cuda.device_count() + 1)
-    example = load_target(f"{EXAMPLE}:target")
-    claims = dataclasses.replace(example.capabilities, workers=tuple(workers))
-    standin = "flash_attn[cuda]" if given.device == "cuda" else "flash_attn"
-    target = TorchTarget(f"{EXAMPLE}:attention", claims, device=given.device, standins=(standin,))
-    header = make_header(target, spec=f"{EXAMPLE.name}:target", profile=given.profile)
+    versions = {"torch": torch.__version__}
     if given.device == "cuda":
-        gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-        header["versions"] |= {"torch": torch.__version__, "gpu": gpus}
-    with (given.out / "ring.jsonl").open("w", encoding="utf-8") as file:
-        writer = ReportWriter(file, header)
-        summary = run(target, run_cases(given.profile), sink=writer)
-        writer.finish(summary.complete)
-    target.close()
-    print(summary.counts, flush=True)
-    for record in summary.failures:
-        print(f"  {record.id}: {record.outcome} {record.message[-700:]}", flush=True)
-    passed = summary.counts.get("pass", 0)
-    return 1 if set(summary.counts) & set(FAILURES) or not passed else 0
+        versions["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    workers = given.workers or range(1, torch.cuda.device_count() + 1)
+    passed = [check(name, given, workers, versions) for name in given.targets]
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

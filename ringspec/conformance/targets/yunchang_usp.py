@@ -176,7 +176,7 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, variant: s
     layer = usp_layer(variant, call.rank, call.workers)
     if not one.moves_tokens:
         return layer(q, k, v, **chosen)
-    tokens = tokens_of_ranks(variant, group, call, q.shape[1])
+    tokens = tokens_of_ranks(variant, group, call, q)
     held = [moved(x, tokens, group, call) for x in (q, k, v)]
     slots = [place for _, place in sorted((t, at) for at, t in enumerate(tokens))]
     return moved(layer(*held, **chosen), slots, group, call)
@@ -197,13 +197,14 @@ def usp_layer(variant: str, rank: int, workers: int) -> Any:
     return yunchang.LongContextAttention(ring_impl_type=one.ring, attn_type=kernel)
 
 
-def tokens_of_ranks(variant: str, group: Any, call: LocalCall, n: int) -> list[int]:
-    """Return the tokens that yunchang gives to the ranks: n of rank 0, n of rank 1, and so on."""
+def tokens_of_ranks(variant: str, group: Any, call: LocalCall, q: Any) -> list[int]:
+    """Return the tokens that yunchang gives to the ranks of q [B, n, H, D]: n of rank 0, n of rank 1, and so on."""
     import torch
     import torch.distributed as dist
     import yunchang
 
-    numbers = torch.arange(n * call.workers)[None, :, None]
+    n = q.shape[1]
+    numbers = torch.arange(n * call.workers, device=q.device)[None, :, None]
     degrees = {"rd": call.workers // ULYSSES_DEGREE, "ud": ULYSSES_DEGREE}
     extract = yunchang.EXTRACT_FUNC_DICT[VARIANTS[variant].ring]
     own = extract(numbers, call.rank, world_size=call.workers, **degrees).reshape(n).contiguous()

@@ -104,17 +104,19 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, variant: s
     if variant not in PACKED:
         o, lse, _ = function(q, k, v, return_attn_probs=True, **shared)
         return o, lse
-    lengths = packed_lengths(variant, call, q.shape[1])
+    lengths = packed_lengths(variant, call, q)
     o, lse, _ = function(q[0], k[0], v[0], *lengths, return_attn_probs=True, **shared)
     return o[None], lse[None]
 
 
-def packed_lengths(variant: str, call: LocalCall, n: int) -> tuple[Any, ...]:
-    """Return the lengths that a packed function takes; a call without documents has one document."""
+def packed_lengths(variant: str, call: LocalCall, q: Any) -> tuple[Any, ...]:
+    """Return the lengths that a packed function takes, on the device of q; without documents there is one."""
     import ring_flash_attn
     import torch
 
-    starts = torch.tensor(call.terms.get("cu_seqlens", (0, n * call.workers)), dtype=torch.int32)
+    n = q.shape[1]
+    bounds = call.terms.get("cu_seqlens", (0, n * call.workers))
+    starts = torch.tensor(bounds, dtype=torch.int32, device=q.device)
     if int(starts[0]) != 0 or int(starts[-1]) != n * call.workers:
         raise Refused(f"documents that do not cover all tokens: {starts.tolist()}")
     if variant == "zigzag-varlen":
