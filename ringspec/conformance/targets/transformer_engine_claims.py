@@ -50,10 +50,13 @@ class Variant:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """Return the claim of this name. With a2a, FusedAttention needs an even number of heads."""
-        if self.mode == "a2a+p2p":
-            return (4,)
-        return (2, 4) if (self.mode, self.backend) == ("a2a", "fused") else (2, 3, 4)
+        """Return the claim of this name. With a2a, FusedAttention needs an even number of heads.
+
+        a2a also runs with 8 workers; but few cases have so many key heads, and those with random settings would choose 8.
+        """
+        if self.mode == "a2a":
+            return (2, 4) if self.backend == "fused" else (2, 3, 4)
+        return (4, 8) if self.mode == "a2a+p2p" else (2, 3, 4, 8)
 
     @property
     def kv_heads_multiple(self) -> int | str:
