@@ -86,6 +86,8 @@ LEFT_OUT_ELSEWHERE = {
     "tests/conformance": "its judges are those of tests/compare, which is repeated",
     "tests/correct_kernels": "kernels for these judges",
     "tests/independent": "kernels for these judges",
+    "tests/nki_impl/test_bounds.py": "bounds instead of masks, whose products are those of test_ring_forward.py and test_ring_backward.py",
+    "tests/nki_impl/test_covering.py": "combinations of what test_ring_forward.py and test_ring_backward.py repeat one by one",
     "tests/nki_impl/test_target.py": "these kernels in the judges' hands; the tests of the kernels are repeated",
     "tests/merges/test_inferred_merges.py": "names of recipes, from errors that the tests beside it repeat",
     "tests/interfaces": "names of arguments around the specification",

@@ -12,12 +12,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Two test processes share the cores, so each of them uses one thread. NumPy reads this when it is
-# imported, which no plugin does before this file.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import hypothesis
 import pytest
+import threadpoolctl
+
+# Two test processes share the cores, so each of them uses one thread. Processes started from here read the variable. In
+# this process, ringspec's own plugin may have imported NumPy already, which reads it then and never again.
+if "OPENBLAS_NUM_THREADS" not in os.environ:
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    threadpoolctl.threadpool_limits(1, user_api="blas")
 
 hypothesis.settings.register_profile(
     "ringspec",

@@ -7,7 +7,8 @@ mkdir "$executed"
 if compgen -G "notebooks/*.ipynb" >/dev/null; then
     cp notebooks/*.ipynb "$executed"
     # nbmake writes the outputs into the copies. -c /dev/null: not the settings of the test suite.
-    .venv/bin/python -m pytest -c /dev/null --rootdir "$executed" -p no:cacheprovider \
+    # Two notebooks at once, so each uses one thread.
+    OPENBLAS_NUM_THREADS=1 .venv/bin/python -m pytest -c /dev/null --rootdir "$executed" -p no:cacheprovider -n 2 --dist worksteal \
         --nbmake --overwrite --nbmake-timeout=300 "$executed"
 else
     echo "there are no notebooks"

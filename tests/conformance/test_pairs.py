@@ -144,7 +144,10 @@ def test_a_case_asks_nothing_that_is_not_claimed_and_none_asks_the_same_twice(wh
     assert len(asked) == len(kept)
 
 
-@pytest.mark.parametrize("recipe", ["float64", "bf16", "fp16_partials", "nki_low"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["float64", "bf16", pytest.param("fp16_partials", marks=pytest.mark.slow), "nki_low"],
+)
 def test_the_reference_passes_all_pairs(recipe):
     summary = run(REFERENCES[recipe], CASES)
     assert summary.claimed == len(CASES) >= 30

@@ -24,7 +24,16 @@ def record(target, id):
     return one
 
 
-@pytest.mark.parametrize("recipe", ["float64", "float32", "bf16", "fp16", "bf16_partials", "nki"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "float64",
+        "float32",
+        "bf16",
+        "nki",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("fp16", "bf16_partials")),
+    ],
+)
 def test_the_reference_has_every_property(recipe):
     summary = run(REFERENCES[recipe], CASES)
     assert summary.claimed >= 5

@@ -12,7 +12,7 @@ from .covered import FACTORS, MORE, cost, covering_runs, report
 
 RUNS = {run["seed"]: run for run in covering_runs()}
 # Cheap ones with every value of every factor.
-FAST = [0, 1, 8, 10, 13, 15, 16, 20, 29, 31, 42, 43, 45, 56, 62, 68, 70, 71, 74, 77]
+FAST = [5, 10, 13, 15, 16, 20, 22, 28, 31, 42, 56, 62, 66, 74]
 
 
 def name(seed: int) -> str:
@@ -34,7 +34,7 @@ def test_every_pair_of_values_occurs() -> None:
 
 
 def test_the_fast_runs_have_every_value() -> None:
-    assert len(FAST) <= 20
+    assert len(FAST) <= 14
     for factor, values in FACTORS.items():
         assert {str(RUNS[seed][factor]) for seed in FAST} == set(map(str, values)), factor
 

@@ -75,6 +75,17 @@ def test_every_leg_has_its_script(root):
     } == scripts
 
 
+@pytest.mark.parametrize("mark", ["torch", "jax", "mpi"])
+def test_a_mark_that_has_a_leg_is_given_in_test_files_only(root, mark):
+    """The leg collects only the test files in which it finds the mark."""
+    files = [
+        path for room in ("tests", "ringspec", "nki_impl") for path in (root / room).rglob("*.py")
+    ]
+    giving = [path for path in files if re.search(rf"mark\.{mark}\b", path.read_text("utf-8"))]
+    assert giving and all(path.name.startswith("test_") for path in giving), giving
+    assert all(path.is_relative_to(root / "tests") for path in giving), giving
+
+
 def groups_of(workflow):
     """The legs of each call of .ci/run in the workflow, in their order."""
     listed = re.search(r"^ +legs:\n((?: +- .*\n)+)", workflow, re.M)[1]

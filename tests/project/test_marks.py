@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import threadpoolctl
 
 SUITE = """
 import pytest
@@ -115,3 +116,12 @@ def test_a_file_that_skips_itself_fails_under_ringspec_require(pytest_in, tmp_pa
     code, output = pytest_in(require="jax")
     assert code != 0
     assert "a whole file skipped under RINGSPEC_REQUIRE" in output
+
+
+def test_products_use_one_thread_unless_another_number_is_asked_for():
+    """Of one process as well, whose plugins import NumPy before tests/conftest.py."""
+    wanted = int(os.environ["OPENBLAS_NUM_THREADS"])
+    threads = [
+        one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"
+    ]
+    assert threads and set(threads) == {wanted}
