@@ -16,8 +16,10 @@ from ringspec.errors import NotRecordedError, ScheduleError, shown
 from ringspec.problem.checks import is_integer
 from ringspec.problem.model import Array, Problem
 from ringspec.recipes import Recipe
+from ringspec.schemes.cost import SchemeCost, scheme_cost
 from ringspec.schemes.defects import Defect
 from ringspec.schemes.execute import Moment, RankState, execute
+from ringspec.schemes.multisets import mask_of
 from ringspec.schemes.numbers import arithmetic, cells_of, forward_inputs, sinks_of, with_keep
 from ringspec.schemes.parts import Part
 from ringspec.schemes.scheme import Scheme
@@ -107,6 +109,30 @@ class SchemeRun:
             )
         state: RankState = getattr(moment, when)[rank]
         return state
+
+    def cost(self, phase: str = "forward") -> SchemeCost:
+        """Return what each rank sends and holds in a pass, in bytes of the recipe, and the visible pairs that it computes.
+
+        Pairs are those of one batch entry; a pair that is hidden in some batch entries counts as visible. Raises
+        NotRecordedError if the pass was not run.
+        """
+        run = ["forward"] if self.gradients is None else ["forward", "backward"]
+        if not isinstance(phase, str) or phase not in run:
+            raise NotRecordedError(
+                "phase 'forward', or 'backward' of a run with dy",
+                shown(phase),
+                "pass dy to context_parallel(...) for a backward pass",
+            )
+        q, v = self.problem.q, self.problem.v
+        return scheme_cost(
+            self.scheme,
+            mask_of(self.problem),
+            q.shape[3],
+            v.shape[3],
+            phase,
+            recipe=self.recipe,
+            batch=q.shape[0],
+        )
 
     def __repr__(self) -> str:
         return f"<SchemeRun: {self.scheme.name}, mesh {self.scheme.mesh}>"
