@@ -15,7 +15,8 @@ import ringspec as rs
 from ringspec.plan import plan
 from ringspec.plan.advice import amount
 from ringspec.plan.scheme_options import LIMITS, USES
-from ringspec.schemes.show import home_lines, moment_lines
+from ringspec.schemes.show import home_lines
+from ringspec.schemes.show_run import pass_lines
 
 PAGE = Path(__file__).parent / "learn" / "split_attention.md"
 BLOCK = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -46,17 +47,10 @@ def run_of(scheme: str, mesh: dict, heads: tuple, lengths: tuple, keywords: dict
 def picture(scheme: str) -> str:
     """The forward pass of a scheme: homes, what each rank computes, the pairs that it computes, what moves."""
     run = run_of(scheme, *PICTURES[scheme])
-    cost = run.cost()
     lines = [
         f"{scheme} on the mesh {run.scheme.mesh}, {run.scheme.heads} query heads, {run.scheme.kv_heads} key heads"
     ]
-    lines += ["", *home_lines(run.scheme)]
-    for moment, step, pairs in zip(run.moments, run.scheme.forward, cost.pairs, strict=True):
-        shown = moment_lines(run.scheme, moment, step.transfers)
-        if any(pairs):
-            after = 1 + run.scheme.mesh.ranks
-            shown.insert(after, f"  visible pairs on each rank: {' '.join(map(str, pairs))}")
-        lines += ["", *shown]
+    lines += ["", *home_lines(run.scheme), *pass_lines(run.scheme, run.moments, run.cost(), False)]
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
