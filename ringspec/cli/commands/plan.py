@@ -10,7 +10,7 @@ import click
 
 import ringspec
 from ringspec.cli.shared import output
-from ringspec.cli.shared.options import LengthsType, WindowType, choice
+from ringspec.cli.shared.options import LengthsType, MeshType, NamesType, WindowType, choice
 from ringspec.cli.views.plan_figure import DRAWN_WORKERS
 from ringspec.errors import OptionError, shown
 from ringspec.recipes import RECIPES
@@ -42,29 +42,6 @@ Examples:
 Exit code: 0; 2 for bad input; 130 after Ctrl-C.
 The keys of --json: ringspec/cli/plan.schema.json.
 """
-
-
-class NamesType(click.ParamType):
-    """The type of an option that takes names separated by commas."""
-
-    name = "names"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        return tuple(value.split(",")) if isinstance(value, str) else value
-
-
-class MeshType(click.ParamType):
-    """The type of an option that takes axes with their sizes."""
-
-    name = "mesh"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        axes = [part.partition("=") for part in value.split(",")]
-        if not all(size.isascii() and size.isdigit() for _, _, size in axes):
-            self.fail(f"{value!r} is not a mesh: write ring=2,ulysses=4", param, ctx)
-        return tuple((axis, int(size[:9])) for axis, _, size in axes)
 
 
 @click.command(
