@@ -47,6 +47,7 @@ PACKAGES = {
             "ringspec.problem",
             "ringspec.render",
             "ringspec.rings",
+            "ringspec.schemes",
             "ringspec.spec",
             "ringspec.truth",
             "ringspec.vectors",

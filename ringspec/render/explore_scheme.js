@@ -61,7 +61,7 @@ function showRanks(now) {
   const rows = THINGS[state.pass].map(([name, ofQuery]) =>
     [name, ofQuery, (ofQuery ? D.problem.heads : D.problem.kv_heads) * PIXEL]);
   const wide = NAME_WIDE + TOKENS * PIXEL + 10;
-  const high = 34 + sum(rows.map(([, , size]) => size + 7));
+  const high = 46 + sum(rows.map(([, , size]) => size + 7));
   const at = rankPlaces(now, wide, high);
   const lines = now.atEnd ? [] : now.run.moves[now.t].flatMap((one) => one.messages).map(([a, b]) =>
     svg("line", {class: "arrow busy", x1: at[a][0] + wide / 2, y1: at[a][1] + high / 2,
