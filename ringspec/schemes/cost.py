@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from ringspec.formats import format_of
 from ringspec.recipes import Recipe
 from ringspec.schemes.execute import Moment
-from ringspec.schemes.multisets import Visible, is_visible
+from ringspec.schemes.multisets import Visible
 from ringspec.schemes.scheme import SIDE_OF, Scheme, tensors_of
 from ringspec.schemes.sharding import Shard
 from ringspec.schemes.show import moments_of
@@ -129,11 +131,7 @@ def count_pairs(used: tuple[Shard, Shard] | None, visible: Visible, group: int) 
     if used is None:
         return 0
     q, k = used
-    heads = q.heads if visible.shape[0] > 1 else q.heads[:1]
-    count = sum(
-        is_visible(visible, head, query, key)
-        for head in heads
-        for query in q.tokens
-        for key in k.tokens
-    )
-    return count if visible.shape[0] > 1 else count * len(q.heads)
+    per_head = visible.shape[0] > 1
+    heads = q.heads if per_head else (0,)
+    count = int(np.count_nonzero(visible[np.ix_(heads, q.real, k.real)]))
+    return count if per_head else count * len(q.heads)

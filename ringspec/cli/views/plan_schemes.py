@@ -22,16 +22,23 @@ def scheme_lines(planned: Plan, width: int, details: bool) -> list[str]:
     """Return the lines about schemes; ``details``: also what moves in each of them."""
     if planned.work.workers == 1:
         return []
-    lines = [f"Ways to split attention over {planned.work.workers} ranks, {layout_words(planned)}:"]
-    if planned.schemes:
-        lines += [*scheme_table(planned, width), "", *scheme_advice(planned)]
-    for other in planned.impossible:
-        lines.append(f"Not possible: {other.scheme}, because {other.why}. Fix: {other.fix}.")
-    lines += ["", *moving(planned)] if details else []
-    lines.append("")
-    for name in dict.fromkeys(one.scheme for one in planned.schemes):
-        lines.append(f"{name}: {USES[name]}. Limits: {LIMITS[name]}.".replace("`", ""))
-    return lines
+    head = f"Ways to split attention over {planned.work.workers} ranks, {layout_words(planned)}:"
+    sections = [
+        [head, *(scheme_table(planned, width) if planned.schemes else [])],
+        [
+            *scheme_advice(planned),
+            *(
+                f"Not possible: {other.scheme}, because {other.why}. Fix: {other.fix}."
+                for other in planned.impossible
+            ),
+        ],
+        moving(planned) if details else [],
+        [
+            f"{name}: {USES[name]}. Limits: {LIMITS[name]}.".replace("`", "")
+            for name in dict.fromkeys(one.scheme for one in planned.schemes)
+        ],
+    ]
+    return [line for section in sections if section for line in [*section, ""]][:-1]
 
 
 def layout_words(planned: Plan) -> str:
