@@ -35,7 +35,8 @@ Examples:
 
 \b
 Exit code: 0; 2 for bad input; 130 after Ctrl-C.
-The keys of --json: the docstrings of ringspec/cli/views/explore_records.py and explore_schemes.py.
+The keys of --json: the docstrings of explore_records.py and
+explore_schemes.py in ringspec/cli/views.
 """
 
 
