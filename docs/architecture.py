@@ -47,6 +47,7 @@ PACKAGES = {
             "ringspec.problem",
             "ringspec.render",
             "ringspec.rings",
+            "ringspec.schemes",
             "ringspec.spec",
             "ringspec.truth",
             "ringspec.vectors",
@@ -151,8 +152,8 @@ PACKAGES = {
     "ringspec.plan": Package(
         3,
         2,
-        "estimated cost of a ring on given hardware",
-        ("ringspec.problem", "ringspec.rings", "ringspec.spec", "ground"),
+        "estimated cost of rings and other schemes on given hardware",
+        ("ringspec.problem", "ringspec.rings", "ringspec.schemes", "ringspec.spec", "ground"),
     ),
     "ringspec.render": Package(3, 0, "figures and pages made from data", ("ground",)),
     "ringspec": Package(

@@ -1,4 +1,4 @@
-"""The pictures and the table of costs in learn/split_attention.md, made from recorded runs.
+"""The pictures in learn/split_attention.md, made from recorded runs, and its tables, made by ``ringspec.plan``.
 
 python docs/split_attention.py     # writes them into the page
 
@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 
 import ringspec as rs
-from ringspec.schemes.api import mask_of
-from ringspec.schemes.cost import scheme_cost
-from ringspec.schemes.show import home_lines, moment_lines
+from ringspec.plan import plan
+from ringspec.plan.advice import amount
+from ringspec.plan.scheme_options import LIMITS, USES
+from ringspec.schemes.show import home_lines
+from ringspec.schemes.show_run import pass_lines
 
 PAGE = Path(__file__).parent / "learn" / "split_attention.md"
 BLOCK = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -30,15 +32,9 @@ PICTURES = {
     "pcp": ({"pcp": 2}, (2, 1), (4, 7), {"q_offset": 3}),
     "dcp": ({"tp": 2, "dcp": 2}, (8, 2), (2, 8), {"interleave": 2, "q_offset": 6}),
 }
-# The same call for every scheme that trains: 8 ranks.
-COSTS = {
-    "ring": {"ring": 8},
-    "double_ring": {"outer": 2, "inner": 4},
-    "all_gather": {"cp": 8},
-    "ulysses": {"ulysses": 8},
-    "usp": {"ring": 2, "ulysses": 4},
-}
-HEADS, KV_HEADS, WIDTH, TOKENS = 32, 8, 128, 32
+# Of the planned schemes, those in the table of costs.
+COSTS = ("ring 8", "outer 2 x inner 4", "cp 8", "ulysses 8", "ring 2 x ulysses 4", "pcp 8", "dcp 8")
+TOKENS, WORKERS, KV_HEADS = 131072, 8, 8  # 32 query heads
 
 
 def run_of(scheme: str, mesh: dict, heads: tuple, lengths: tuple, keywords: dict) -> rs.SchemeRun:
@@ -51,43 +47,47 @@ def run_of(scheme: str, mesh: dict, heads: tuple, lengths: tuple, keywords: dict
 def picture(scheme: str) -> str:
     """The forward pass of a scheme: homes, what each rank computes, the pairs that it computes, what moves."""
     run = run_of(scheme, *PICTURES[scheme])
-    cost = scheme_cost(run.scheme, mask_of(run.problem), 1, 1)
     lines = [
         f"{scheme} on the mesh {run.scheme.mesh}, {run.scheme.heads} query heads, {run.scheme.kv_heads} key heads"
     ]
-    lines += ["", *home_lines(run.scheme)]
-    for moment, step, pairs in zip(run.moments, run.scheme.forward, cost.pairs, strict=True):
-        shown = moment_lines(run.scheme, moment, step.transfers)
-        if any(pairs):
-            after = 1 + run.scheme.mesh.ranks
-            shown.insert(after, f"  visible pairs on each rank: {' '.join(map(str, pairs))}")
-        lines += ["", *shown]
+    lines += ["", *home_lines(run.scheme), *pass_lines(run.scheme, run.moments, run.cost(), False)]
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
 def costs() -> str:
-    """The bytes that a rank sends and holds at most, for one call, in each scheme that trains."""
+    """What ``ringspec plan`` counts for the busiest rank of each scheme."""
     rows = [
-        ["scheme", "sent forward", "sent backward", "held forward", "held backward", "transfers"]
-    ]
-    for scheme, mesh in COSTS.items():
-        run = run_of(scheme, mesh, (HEADS, KV_HEADS), (TOKENS, TOKENS), {"layout": "zigzag"})
-        hidden = np.zeros((1, TOKENS, TOKENS), dtype=bool)
-        both = [
-            scheme_cost(run.scheme, hidden, WIDTH, WIDTH, phase)
-            for phase in ("forward", "backward")
-        ]
-        unit = HEADS * WIDTH * TOKENS // run.scheme.mesh.ranks  # elements of one rank's q
-        texts = [f"{max(one.sent) / unit:.2f}" for one in both]
-        texts += [f"{max(one.held) / unit:.2f}" for one in both]
-        rows.append([f"`{scheme}`", *texts, " + ".join(str(one.transfers) for one in both)])
-    rows.insert(1, ["---"] * len(rows[0]))
+        ["scheme", "mesh", "sent forward", "sent backward", "held forward", "held backward",
+         "transfers", "messages"]
+    ]  # fmt: skip
+    for one in plan(TOKENS, WORKERS, kv_heads=KV_HEADS).schemes:
+        if str(one.mesh) in COSTS:
+            both = [*one.passes, None][:2]
+            sent = ["-" if way is None else f"{amount(way.bytes_sent)}B" for way in both]
+            held = ["-" if way is None else f"{amount(way.held)}B" for way in both]
+            counts = [" + ".join(str(way.transfers) for way in one.passes)]
+            counts += [" + ".join(str(way.messages) for way in one.passes)]
+            rows.append([f"`{one.scheme}`", str(one.mesh), *sent, *held, *counts])
+    return table(rows)
+
+
+def choice() -> str:
+    """The limits of each scheme, and when to use it."""
+    return table(
+        [["scheme", "limits", "use it"], *([f"`{x}`", LIMITS[x], USES[x]] for x in LIMITS)]
+    )
+
+
+def table(rows: list[list[str]]) -> str:
+    """A table in Markdown; the first row is its head."""
+    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "".join(f"| {line} |\n" for line in (" | ".join(row) for row in rows))
 
 
 def blocks() -> dict[str, str]:
     """All blocks of the page by name."""
-    return {scheme: picture(scheme) for scheme in PICTURES} | {"costs": costs()}
+    tables = {"costs": costs(), "choice": choice()}
+    return {scheme: picture(scheme) for scheme in PICTURES} | tables
 
 
 def filled(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringspec.plan.options import Option, Plan, alternatives
+from ringspec.plan.scheme_options import SERVING, SchemeOption
 
 # A plan whose workers are idle for at least this fraction of the time is called wasteful.
 WASTEFUL = 0.5
@@ -109,6 +110,30 @@ def others(planned: Plan, best: Option) -> list[str]:
             fits = "" if one.fits else ", which does not fit"
             parts.append(f"{one.layout}/{one.circulation} {one.seconds / best.seconds:.2f}{fits}")
     return [f"Times relative to this option: {'; '.join(parts)}."] if parts else []
+
+
+def scheme_advice(planned: Plan) -> list[str]:
+    """Say which scheme that trains is fastest, sends least and holds least, of those that fit into the device."""
+    able = [one for one in planned.schemes if one.fits and one.scheme not in SERVING]
+    if len({one.scheme for one in able}) < 2:
+        return []
+    timed = [(one.times.total, one) for one in able if one.times is not None]
+    least_sent = min(able, key=lambda one: sum(way.bytes_sent for way in one.passes))
+    total = sum(way.bytes_sent for way in least_sent.passes)
+    least_held = min(able, key=lambda one: one.held)
+    words = [
+        f"{named(least_sent)} sends least, {amount(total)}B",
+        f"{named(least_held)} holds least, {amount(least_held.held)}B",
+    ]
+    if timed:
+        seconds, fastest = min(timed, key=lambda pair: pair[0])
+        words.insert(0, f"{named(fastest)} is fastest, {duration(seconds)}")
+    return [f"Of those that train and fit: {'; '.join(words)}."]
+
+
+def named(one: SchemeOption) -> str:
+    """Return the scheme with its mesh in words."""
+    return f"{one.scheme} ({one.mesh})"
 
 
 def amount(x: float) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringspec.plan.advice import advice, warning
+from ringspec.plan.advice import advice, scheme_advice, warning
 from ringspec.plan.hardware import Hardware, Link, Rate
 from ringspec.plan.options import Option, Plan
+from ringspec.plan.scheme_options import LIMITS, USES, SchemeOption, SchemePass
 from ringspec.plan.times import Pass
 
 MOST_STEPS = 16
@@ -21,7 +22,45 @@ def plan_document(planned: Plan) -> dict[str, Any]:
         "options": [option_document(one) for one in planned.options],
         "best": {"layout": planned.best.layout, "circulation": planned.best.circulation},
         "advice": [*warning(planned), *advice(planned)],
+        "schemes": {
+            "possible": [scheme_document(one) for one in planned.schemes],
+            "impossible": [
+                {"scheme": x.scheme, "why": x.why, "fix": x.fix} for x in planned.impossible
+            ],
+            "advice": scheme_advice(planned),
+        },
     }
+
+
+def scheme_document(one: SchemeOption) -> dict[str, Any]:
+    """Return a scheme on a mesh as plain data."""
+    return {
+        "scheme": one.scheme,
+        "mesh": [list(axis) for axis in one.mesh.axes],
+        "layout": one.layout,
+        "held_bytes": one.held,
+        "fits": one.fits,
+        "seconds": None if one.times is None else one.times.total,
+        "limits": LIMITS[one.scheme],
+        "use": USES[one.scheme],
+        "passes": [scheme_pass_document(way) for way in one.passes],
+    }
+
+
+def scheme_pass_document(way: SchemePass) -> dict[str, Any]:
+    """Return one pass of a scheme as plain data."""
+    names = ("compute", "waiting", "exposed")
+    seconds = {f"{x}_seconds": None if way.times is None else getattr(way.times, x) for x in names}
+    return {
+        "name": way.name,
+        "bytes_sent": way.bytes_sent,
+        "bytes_sent_along": way.sent,
+        "held_bytes": way.held,
+        "operations": list(way.operations),
+        "transfers": way.transfers,
+        "messages": way.messages,
+        "steps": way.steps,
+    } | seconds
 
 
 def workload_document(planned: Plan) -> dict[str, Any]:

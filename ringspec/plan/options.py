@@ -1,11 +1,15 @@
-"""Compare layouts of a ring (which worker holds which tokens) and circulations (what travels), and choose the best."""
+"""Compare layouts of a ring (which worker holds which tokens) and circulations (what travels), and choose the best.
+
+:mod:`ringspec.plan.scheme_options` adds every other way to split attention.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringspec.plan.hardware import Hardware, Link, hardware_named
+from ringspec.plan.scheme_options import Impossible, SchemeOption, check_question, scheme_options
 from ringspec.plan.times import Pass, largest_ring, plan_pass
 from ringspec.plan.workload import Workload, check_circulations, check_layouts, workload
 from ringspec.problem.checks import flag
@@ -63,6 +67,9 @@ class Plan:
     ``options`` has one entry for each combination of layout and circulation. ``work``: the attention layer and the
     number of workers. ``hardware``: the device. ``overlap``: whether transfers run during the computation. ``link``:
     the slowest link of a ring of this size.
+
+    ``schemes``: ways to split attention, rings included, each on one or more meshes. ``impossible``: schemes that these
+    numbers do not permit.
     """
 
     work: Workload
@@ -71,6 +78,8 @@ class Plan:
     overlap: bool
     options: tuple[Option, ...]
     best: Option
+    schemes: tuple[SchemeOption, ...] = ()
+    impossible: tuple[Impossible, ...] = ()
 
     def option(self, layout: str, circulation: str) -> Option:
         """Return the option with this layout and circulation; raise KeyError if it was not planned."""
@@ -90,18 +99,25 @@ def plan(
     backward: Any = True,
     overlap: Any = True,
     recipe: Any = "bf16",
+    schemes: Any = None,
+    mesh: Any = None,
+    text: Any = None,
+    new: Any = None,
     **shapes: Any,
 ) -> Plan:
-    """Estimate the cost of one layer's attention on a ring of W workers, in O(W) operations for any length.
+    """Estimate the cost of one layer's attention on W workers, in O(W) operations for any length.
 
     ``length``: number of tokens S. ``workers``: number of workers W. ``hardware``: the name of a preset ('h200',
     'trn2') or a :class:`~ringspec.plan.Hardware`. ``layouts`` and ``circulations``: names to compare; None: all that
     are possible for S and W. ``backward``: whether to include the backward pass. ``overlap``: whether transfers run
-    during the computation. ``recipe``: the name of a recipe, which determines the number formats. ``shapes``: the
-    keywords batch, heads, kv_heads, head_dim, value_dim, causal and window of
+    during the computation. ``recipe``: the name of a recipe, which determines the number formats. ``schemes``: names of
+    ways to split attention, as in :func:`ringspec.context_parallel`; None: all. ``mesh``: plan only the schemes that have
+    its axes; None: all meshes of W ranks whose inner axis stays inside the fast links. ``text``: how many of the tokens are
+    the text of joint attention. ``new``: how many of the tokens are new in 'pcp' and 'dcp'; all others are cached; None: all
+    in 'pcp', one in 'dcp'. ``shapes``: the keywords batch, heads, kv_heads, head_dim, value_dim, causal and window of
     :func:`~ringspec.plan.workload.workload`.
 
-    Raises the errors of ``workload``, and OptionError if the hardware lacks a rate or a link that is needed.
+    Raises the errors of ``workload``, LayoutError for a mesh of another number of ranks, and OptionError if the hardware lacks a rate or a link that is needed.
 
     >>> planned = plan(1 << 20, 64, hardware="trn2", kv_heads=8)
     >>> planned.best.layout, planned.link.name
@@ -109,11 +125,24 @@ def plan(
     >>> uneven = planned.option("contiguous", "kv").forward
     >>> round(uneven.imbalance, 2), round(uneven.lockstep_imbalance, 2)
     (1.98, 1.98)
+    >>> [str(one.mesh) for one in planned.schemes if one.scheme == "usp"][0]
+    'ring 32 x ulysses 2'
     """
     work = workload(length, workers, recipe_name=recipe, **shapes)
     both, overlapped = flag(backward, "backward"), flag(overlap, "overlap")
     chosen = check_layouts(layouts, work), check_circulations(circulations)
-    return compared(work, hardware_named(hardware), both, overlapped, *chosen)
+    device = hardware_named(hardware)
+    planned = compared(work, device, both, overlapped, *chosen)
+    given = {"schemes": schemes, "mesh": mesh, "text": text, "new": new}
+    asked = check_question(work, device, scheme_layout(work, chosen[0]), both, overlapped, given)
+    possible, impossible = scheme_options(asked)
+    return replace(planned, schemes=possible, impossible=impossible)
+
+
+def scheme_layout(work: Workload, layouts: tuple[str, ...]) -> str:
+    """Return the layout for schemes: zigzag under a mask and contiguous without one, if it is among ``layouts``."""
+    wanted = "zigzag" if work.causal or work.window is not None else "contiguous"
+    return wanted if wanted in layouts else layouts[0]
 
 
 def compared(

@@ -4,7 +4,14 @@ const D = JSON.parse(document.getElementById("records").textContent);
 const TOKENS = D.problem.tokens;
 const byId = (id) => document.getElementById(id);
 
-const CHOICES = {
+// The page shows rings, or (D.schemes) other ways to split attention, of whose workers it speaks as ranks.
+const WHO = D.schemes ? "rank" : "worker";
+const CHOICES = D.schemes ? {
+  scheme: D.choices.schemes,
+  mask: Object.keys(D.choices.masks),
+  head: D.choices.heads,
+  pass: D.choices.passes,
+} : {
   w: D.choices.workers.map(String),
   layout: D.choices.layouts,
   mask: Object.keys(D.choices.masks),
@@ -18,7 +25,7 @@ const state = {
   step: 0, row: Math.floor((9 * TOKENS) / 16),
 };
 if (D.bug) Object.assign(state, D.bug.places[0]);
-else Object.assign(state, {w: CHOICES.w.includes("4") ? "4" : CHOICES.w[0], mask: "causal"});
+else if (!D.schemes) Object.assign(state, {w: CHOICES.w.includes("4") ? "4" : CHOICES.w[0], mask: "causal"});
 
 // Make an element of HTML or SVG. Children that are not elements become text.
 function make(space, tag, attributes, children) {
@@ -51,6 +58,7 @@ function runs(tokens) {
 
 // The records of what is chosen, or null where there is no such ring. `seen`: the pairs of a wrong ring.
 function scene(ring = state.ring) {
+  if (D.schemes) return schemeScene();
   const table = D.tables[`${state.w}/${state.layout}`];
   if (!table) return null;
   const wrong = ring === "wrong" ? D.wrong[state.pass] : null;
@@ -72,7 +80,7 @@ function show() {
   for (const name of Object.keys(CHOICES)) {
     for (const input of document.querySelectorAll(`input[name="${name}"]`)) {
       input.checked = input.value === state[name];
-      if (name === "layout" || name === "w") {
+      if (!D.schemes && (name === "layout" || name === "w")) {
         const wanted = {w: state.w, layout: state.layout, [name]: input.value};
         const missing = D.missing[`${wanted.w}/${wanted.layout}`] !== undefined;
         input.parentElement.classList.toggle("missing", missing);
@@ -84,10 +92,12 @@ function show() {
   note(now);
   if (now) {
     showPlayer(now);
-    byId("say").textContent = sentence(now);
-    showRing(now);
+    byId("say").textContent = D.schemes ? schemeSentence(now) : sentence(now);
+    if (D.schemes) showRanks(now);
+    else showRing(now);
     showPattern(now);
-    showRow(now);
+    if (D.schemes) showCopies(now);
+    else showRow(now);
     showLoad(now);
     showBytes(now);
     if (D.bug) compare(now);
@@ -98,7 +108,8 @@ function show() {
 // Say which choices do not exist, and which are the same as another.
 function note(now) {
   let words = "";
-  if (!now) {
+  if (D.schemes) words = schemeNote(now);
+  else if (!now) {
     words = `There is no such ring: ${D.missing[`${state.w}/${state.layout}`]} ` +
       "Choose another number of workers or another layout, or make the page with another --tokens.";
   } else if (state.circulation === "q" && state.pass === "forward") {

@@ -21,6 +21,7 @@ SCRIPTS = (
     "explore_tables.js",
     "explore_bug.js",
 )
+SCHEME_SCRIPTS = ("explore.js", "explore_pattern.js", "explore_tables.js", "explore_scheme.js")
 STYLE = "explore.css"
 
 LAYOUT_WORDS = {
@@ -32,6 +33,16 @@ CIRCULATION_WORDS = {
     "kv": "the keys and values travel",
     "q": "backward, the queries travel instead",
     "gather": "no ring: all keys are copied to all workers first",
+}
+SCHEME_WORDS = {
+    "ring": "keys and values travel",
+    "double_ring": "a ring of rings",
+    "all_gather": "every rank gets all keys first",
+    "ulysses": "tokens are exchanged for heads",
+    "usp": "Ulysses along one axis, a ring along the other",
+    "joint": "some tokens, the text, are on all ranks",
+    "pcp": "prefill: the keys of a cached prefix and of new tokens are gathered",
+    "dcp": "decoding: keys stay, partial results are merged",
 }
 RING_WORDS = {"wrong": "the ring with the bug", "right": "the ring of the specification"}
 # First examples for a beginner: (title, state of the page that shows it).
@@ -65,7 +76,7 @@ TOURS = (
 
 
 def explore_page(document: Mapping[str, Any]) -> str:
-    """Return the page for the data that ``ringspec.cli.views.explore_records.records`` returned.
+    """Return the page for the data of ``ringspec.cli.views.explore_records``, or of schemes, of ``explore_schemes``.
 
     >>> document = {"choices": {"workers": [2], "layouts": [], "masks": {}, "circulations": [],
     ...                         "passes": []}, "problem": {"tokens": 4, "heads": 1, "head_dim": 4,
@@ -76,13 +87,15 @@ def explore_page(document: Mapping[str, Any]) -> str:
     """
     return filled_in(
         "explore.html",
-        '"use strict";\n' + "".join(asset(name) for name in SCRIPTS),
+        '"use strict";\n'
+        + "".join(asset(name) for name in (SCHEME_SCRIPTS if "schemes" in document else SCRIPTS)),
         asset(STYLE),
         problem=document["problem"],
         version=document["version"],
         tours=tours(document),
         choices=choices(document["choices"]),
         bug=document.get("bug"),
+        schemes="schemes" in document,
         records=embedded(document),
     )
 
@@ -101,6 +114,8 @@ def embedded(document: Mapping[str, Any]) -> str:
 
 def tours(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the title and address of each link to an instructive state of the page."""
+    if "schemes" in document:
+        return []
     if "bug" in document:
         return [bug_tour(place) for place in document["bug"]["places"]]
     workers = document["choices"]["workers"]
@@ -132,6 +147,14 @@ def choices(given: Mapping[str, Any]) -> list[tuple[str, str, list[tuple[str, st
     def explained(names: Sequence[str], words: Mapping[str, str]) -> list[tuple[str, str]]:
         return [(name, words.get(name, "")) for name in names]
 
+    passes = ("pass", "Pass", [(name, f"the {name} pass") for name in given["passes"]])
+    if "schemes" in given:
+        return [
+            ("scheme", "Scheme", explained(given["schemes"], SCHEME_WORDS)),
+            ("mask", "Mask", list(given["masks"].items())),
+            ("head", "Query head", [(head, f"query head {head}") for head in given["heads"]]),
+            passes,
+        ]
     rings = [("ring", "Ring", explained(given["rings"], RING_WORDS))] if "rings" in given else []
     return [
         *rings,
@@ -139,5 +162,5 @@ def choices(given: Mapping[str, Any]) -> list[tuple[str, str, list[tuple[str, st
         ("layout", "Layout", explained(given["layouts"], LAYOUT_WORDS)),
         ("mask", "Mask", list(given["masks"].items())),
         ("circulation", "Circulation", explained(given["circulations"], CIRCULATION_WORDS)),
-        ("pass", "Pass", [(name, f"the {name} pass") for name in given["passes"]]),
+        passes,
     ]

@@ -6,6 +6,7 @@ const MARGIN = D.bug ? 14 : 3;
 
 // [query, key] of every pair that a worker computes in a step.
 function pairsOf(now, t, worker) {
+  if (now.pairs) return now.pairs(t, worker);
   const [a, b] = now.travel.meets[t][worker];
   if (a === undefined) return [];
   const visible = (i, j, m, n) => (now.seen ? now.seen[t][worker][m][n] : now.visible[i][j]) === "1";
@@ -58,7 +59,7 @@ function showPattern(now) {
   });
   byId("pattern").replaceChildren(picture);
   const words = {
-    now: "this step, with the number of the worker", past: "earlier", later: "still to come",
+    now: `this step, with the number of the ${WHO}`, past: "earlier", later: "still to come",
     never: "masked",
   };
   byId("pattern-key").replaceChildren(...Object.entries(words).map(([kind, meaning]) =>
@@ -87,22 +88,28 @@ const digit = (worker, x, y, room) =>
     worker);
 
 // Who owns the queries and the keys, along the edges: a bar for tokens in a row on one worker.
-function strips(now) {
+function barsOf(owners) {
   const bars = [];
-  now.owner.forEach((owner, token) => {
+  owners.forEach((owner, token) => {
     const last = bars[bars.length - 1];
     if (last && last.owner === owner) last.count += 1;
     else bars.push({owner, token, count: 1});
   });
-  return bars.flatMap(({owner, token, count}) => {
+  return bars.filter(({owner}) => owner >= 0).map(({owner, token, count}) => {
     const [place, length, wide] = [EDGE + token * CELL, count * CELL, EDGE - STRIP - 2];
-    const [middle, across] = [place + length / 2, STRIP + wide / 2];
-    const look = {class: `bar own w${colour(owner)}`};
-    return [
+    return [owner, place, length, wide, place + length / 2, STRIP + wide / 2, {class: `bar own w${colour(owner)}`}];
+  });
+}
+
+function strips(now) {
+  return [
+    ...barsOf(now.owner).flatMap(([owner, place, length, wide, middle, across, look]) => [
       svg("rect", {...look, x: place, y: STRIP, width: length, height: wide}),
       digit(owner, middle, across, length),
+    ]),
+    ...barsOf(now.queryOwner ?? now.owner).flatMap(([owner, place, length, wide, middle, across, look]) => [
       svg("rect", {...look, x: STRIP, y: place, width: wide, height: length}),
       digit(owner, across, middle, length),
-    ];
-  });
+    ]),
+  ];
 }

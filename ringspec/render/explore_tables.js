@@ -124,21 +124,21 @@ function showLoad(now) {
       track.append(piece(`work w${colour(worker)} ${timeOf(now, t)}`, pairs / whole),
         piece("waits", (longest[t] - pairs) / whole));
     }
-    return html("div", {class: "lane"}, html("span", {}, `worker ${worker}`), track);
+    return html("div", {class: "lane"}, html("span", {}, `${WHO} ${worker}`), track);
   });
   const rows = range(now.workers).map((worker) => {
     const pairs = now.run.pairs.slice(0, done + 1).map((all) => all[worker]);
     const waits = pairs.map((one, t) => longest[t] - one);
-    const pair = now.atEnd ? [] : now.travel.meets[now.t][worker];
+    const pair = now.atEnd || now.computes ? [] : now.travel.meets[now.t][worker];
     return line("", `${worker}: ${runs(now.table[worker])}`,
-      pair.length ? `q${subscript(pair[0])} \u00d7 k${subscript(pair[1])}` : "\u2013",
+      now.computes ? now.computes(worker) : pair.length ? `q${subscript(pair[0])} \u00d7 k${subscript(pair[1])}` : "\u2013",
       now.atEnd ? "\u2013" : pairs[done], now.atEnd ? "\u2013" : waits[done], sum(pairs), sum(waits));
   });
-  const heads = ["worker: its tokens", "computes", "pairs now", "waits now", "pairs so far", "waited so far"];
+  const heads = [`${WHO}: its ${D.schemes ? "queries" : "tokens"}`, "computes", "pairs now", "waits now", "pairs so far", "waited so far"];
   byId("load").replaceChildren(html("div", {class: "lanes", "aria-hidden": "true"}, ...lanes),
     table("In pairs of a query and a key", heads, rows, "load-table"));
   byId("load-words").textContent =
-    `Whole pass: ${sum(now.run.pairs.flat())} pairs. The busiest worker does ` +
+    `Whole pass: ${sum(now.run.pairs.flat())} pairs. The busiest ${WHO} does ` +
     `${now.run.imbalance.toFixed(2)} times the mean; with the waiting at every step the pass takes ` +
     `${now.run.lockstep_imbalance.toFixed(2)} times as long as with perfect balance.`;
 }
@@ -157,9 +157,9 @@ function showBytes(now) {
     total += sum(sent);
     const names = now.travel.sends[t].length ? carried(now.travel.sends[t]) : "nothing";
     return line(t === now.t ? "now" : t < now.t ? "past" : "ahead", `step ${t}`, names,
-      sent[0], sum(sent), t <= now.t ? total : "");
+      Math.max(...sent), sum(sent), t <= now.t ? total : "");
   });
-  const heads = ["after", "what travels", "bytes, each", "bytes, all", "so far"];
+  const heads = ["after", "what travels", D.schemes ? "bytes, most" : "bytes, each", "bytes, all", "so far"];
   byId("bytes").replaceChildren(table(now.travel.name, heads, rows, "bytes-table"),
     html("p", {id: "bytes-total"}, `Whole pass: ${total} bytes.`));
 }

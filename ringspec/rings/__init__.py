@@ -2,7 +2,7 @@
 
 1. ``attention``, ``merging``, ``layouts``, ``documents``, ``schedules``  public functions: check the arguments, then
    compute
-2. ``ring``, ``lockstep``, ``run``  the whole ring, its loop over steps and workers, and its result
+2. ``ring``, ``lockstep``, ``gradients``, ``run``  the whole ring, its loop over steps and workers, and its result
 3. ``validator``       proves that a schedule is valid, or says what is wrong with it
 4. ``replay_as``       the ring of W workers with the merge of a public implementation
 5. ``invariants``      checks of a recorded run, token by token

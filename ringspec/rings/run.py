@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ringspec.errors import NotRecordedError, OptionError, shown
-from ringspec.problem.checks import is_integer
 from ringspec.problem.model import Array, Integers, Problem
 from ringspec.recipes import Recipe
 from ringspec.rings.cost import Cost, cost
+from ringspec.rings.gradients import HasGradients, check_number
 from ringspec.rings.lockstep import WHEN, Moment
 from ringspec.rings.show import heading, run_as_html, run_as_text, run_tensors
 from ringspec.spec.block import (
@@ -54,7 +54,7 @@ class WorkerResult:
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class Run(HasGradients):
     """The result of :func:`ring`.
 
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq], ``dq``, ``dk``, ``dv``, ``dsinks``, ``dbias`` are in global order;
@@ -85,26 +85,6 @@ class Run:
         merge_states,
         plus,
     )
-
-    @property
-    def dq(self) -> Array | None:
-        """Gradient of q [B, H, Sq, D] in global order, float64; None without dy."""
-        return None if self.gradients is None else self.gradients.dq
-
-    @property
-    def dk(self) -> Array | None:
-        """Gradient of k [B, Hkv, Sk, D] in global order, float64; None without dy."""
-        return None if self.gradients is None else self.gradients.dk
-
-    @property
-    def dv(self) -> Array | None:
-        """Gradient of v [B, Hkv, Sk, Dv] in global order, float64; None without dy."""
-        return None if self.gradients is None else self.gradients.dv
-
-    @property
-    def dsinks(self) -> Array | None:
-        """Gradient of the sinks, in the shape in which they were given, float64; None without dy or sinks."""
-        return None if self.gradients is None else self.gradients.dsinks
 
     @property
     def dbias(self) -> Array | None:
@@ -212,15 +192,3 @@ class Run:
         """Write results and recorded states to one .safetensors file at ``path``."""
         tensors, meaning = run_tensors(self)
         write_tensors(path, tensors, meaning)
-
-
-def check_number(what: str, number: object, count: int) -> None:
-    """Raise NotRecordedError unless ``number`` is an int from 0 to ``count`` - 1.
-
-    >>> check_number("worker", 3, 3)
-    Traceback (most recent call last):
-    ringspec.errors.NotRecordedError: expected a worker from 0 to 2; got 3. Fix: count workers from 0.
-    """
-    if not (is_integer(number) and 0 <= number < count):  # type: ignore[operator]
-        wanted = f"a {what} from 0 to {count - 1}" if count > 1 else f"the only {what}, 0"
-        raise NotRecordedError(wanted, shown(number), f"count {what}s from 0")

@@ -17,8 +17,9 @@
 15. ``gathers``        constructors: gathered keys, prefill (PCP), decode (DCP)
 16. ``mla``            multi-head latent attention as a problem with one key head
 17. ``show``           schemes as text
-18. ``run``            run a scheme and put the results together
-19. ``cost``           what each rank sends, holds and computes
-20. ``build``          names and keywords of a call
-21. ``api``            :func:`ringspec.context_parallel`
+18. ``cost``            what each rank sends, holds and computes
+19. ``show_run``        runs and their steps as text
+20. ``run``             run a scheme and put the results together
+21. ``build``           names and keywords of a call
+22. ``api``             :func:`ringspec.context_parallel`
 """

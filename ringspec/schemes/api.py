@@ -11,17 +11,17 @@ from numpy.typing import ArrayLike
 from ringspec.errors import LayoutError, OptionError, ShapeError, shown
 from ringspec.formats import check_results
 from ringspec.problem.checks import flag
-from ringspec.problem.model import Array, Booleans, Problem
+from ringspec.problem.model import Array, Problem
 from ringspec.problem.options import Options, check, check_gradients, takes_options
 from ringspec.recipes import Recipe
 from ringspec.recipes import recipe as recipe_of
 from ringspec.rings.attention import as_given
 from ringspec.schemes.build import Call, make_scheme
 from ringspec.schemes.mesh import make_mesh
+from ringspec.schemes.multisets import mask_of
 from ringspec.schemes.run import SchemeRun, run_scheme
 from ringspec.schemes.scheme import Scheme
 from ringspec.schemes.validator import validate_scheme
-from ringspec.spec.masks import visible
 
 
 @takes_options
@@ -150,8 +150,3 @@ def seeds_of(problem: Problem, scheme: Scheme, dy: Any, dlse: Any) -> tuple[Arra
         )
     dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
     return check_gradients(problem, dy, dlse)
-
-
-def mask_of(problem: Problem) -> Booleans:
-    """Return which query attends to which key in any batch: [H or 1, Sq, Sk]."""
-    return np.any(visible(problem.rows, problem.columns, problem.terms), axis=0)

@@ -48,7 +48,7 @@ class Moment:
 
     ``before``, ``computed`` and ``after`` are the states of all ranks: at the start of the step, after computing, and
     after all transfers. ``used`` holds, for each rank, the rows and the keys with which it computed. ``messages`` holds
-    the messages of each transfer.
+    the messages of each of the ``transfers``. ``print(moment)`` shows what each rank holds, sends, receives and merges.
     """
 
     phase: str
@@ -58,6 +58,7 @@ class Moment:
     computed: tuple[RankState, ...]
     after: tuple[RankState, ...]
     messages: tuple[tuple[Message, ...], ...]
+    transfers: tuple[Transfer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,14 @@ def one_step(now: Now, before: tuple[RankState, ...]) -> Moment:
         states, sent = transferred(now, transfer, states)
         messages.append(sent)
     return Moment(
-        now.phase, now.number, before, tuple(used), computed, tuple(states), tuple(messages)
+        now.phase,
+        now.number,
+        before,
+        tuple(used),
+        computed,
+        tuple(states),
+        tuple(messages),
+        now.step.transfers,
     )
 
 

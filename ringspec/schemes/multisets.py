@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.problem.model import Booleans
+from ringspec.problem.model import Booleans, Problem
 from ringspec.schemes.execute import Arithmetic, Parts, RankState
 from ringspec.schemes.parts import Part, Tensors
 from ringspec.schemes.scheme import INPUTS, Scheme
 from ringspec.schemes.sharding import Shard
+from ringspec.spec.masks import visible
 
 
 class Met(NamedTuple):
@@ -39,6 +40,11 @@ class Met(NamedTuple):
 
 # Whether query head h of query i attends to key j: [h, i, j], with 1 head if all heads have the same mask.
 Visible = Booleans
+
+
+def mask_of(problem: Problem) -> Visible:
+    """Return which query attends to which key in any batch: [H or 1, Sq, Sk]."""
+    return np.any(visible(problem.rows, problem.columns, problem.terms), axis=0)
 
 
 def is_visible(visible: Visible, head: int, query: int, key: int) -> bool:

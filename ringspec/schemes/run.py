@@ -6,23 +6,25 @@ and lse as the forward pass left them (RING-13); row_term = delta - dlse travels
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
 
-from ringspec.errors import NotRecordedError, ScheduleError, shown
-from ringspec.problem.checks import is_integer
+from ringspec.errors import NotRecordedError, OptionError, ScheduleError, shown
 from ringspec.problem.model import Array, Problem
 from ringspec.recipes import Recipe
+from ringspec.rings.gradients import HasGradients, check_number
+from ringspec.schemes.cost import SchemeCost, scheme_cost
 from ringspec.schemes.defects import Defect
-from ringspec.schemes.execute import Moment, RankState, execute
+from ringspec.schemes.execute import Moment, Now, RankState, execute, one_step
+from ringspec.schemes.multisets import mask_of
 from ringspec.schemes.numbers import arithmetic, cells_of, forward_inputs, sinks_of, with_keep
 from ringspec.schemes.parts import Part
 from ringspec.schemes.scheme import Scheme
 from ringspec.schemes.sharding import Shard, Sharding
-from ringspec.schemes.show import scheme_as_text
+from ringspec.schemes.show_run import run_as_text
 from ringspec.spec.dense_backward import Gradients, dy_o_sum, sink_gradient
 from ringspec.spec.online_softmax import SoftmaxState, finish
 
@@ -46,13 +48,16 @@ class RankResult:
 
 
 @dataclass(frozen=True, repr=False)
-class SchemeRun:
+class SchemeRun(HasGradients):
     """The result of :func:`ringspec.context_parallel`.
 
     ``o`` [B, H, Sq, Dv], ``lse`` [B, H, Sq] and ``gradients`` are in global order, float64. Of a cell with several copies
     they hold the one of the lowest rank; ``ranks`` holds each rank's results, with all copies. ``scheme`` says what was
     run, ``problem`` and ``recipe`` with what. ``moments`` are the recorded steps of a run with ``record=True``.
-    ``print(run)`` shows who holds what, what moves and who computes what.
+
+    In the methods, ``phase`` is 'forward' or 'backward'. ``print(run)`` shows who holds what, what moves and who computes
+    what; of a recorded run also what each rank holds, sends, receives and merges in each step, as ``print(run.moment(0))``
+    does for one step.
     """
 
     problem: Problem
@@ -64,55 +69,80 @@ class SchemeRun:
     gradients: Gradients | None = None
     moments: tuple[Moment, ...] = ()
 
-    @property
-    def dq(self) -> Array | None:
-        """Gradient of q [B, H, Sq, D] in global order, float64; None without dy."""
-        return None if self.gradients is None else self.gradients.dq
-
-    @property
-    def dk(self) -> Array | None:
-        """Gradient of k [B, Hkv, Sk, D] in global order, float64; None without dy."""
-        return None if self.gradients is None else self.gradients.dk
-
-    @property
-    def dv(self) -> Array | None:
-        """Gradient of v [B, Hkv, Sk, Dv] in global order, float64; None without dy."""
-        return None if self.gradients is None else self.gradients.dv
-
-    @property
-    def dsinks(self) -> Array | None:
-        """Gradient of the sinks, in the shape in which they were given, float64; None without dy or sinks."""
-        return None if self.gradients is None else self.gradients.dsinks
-
     def moment(self, step: int, phase: str = "forward") -> Moment:
         """Return the record of one step; raise NotRecordedError if it does not exist or was not recorded."""
+        if not self.moments:
+            raise NotRecordedError(
+                "a recorded run", "none", "call context_parallel(..., record=True)"
+            )
+        self.check_phase(phase)
+        steps = [moment for moment in self.moments if moment.phase == phase]
+        check_number("step", step, len(steps))
+        return steps[step]
+
+    def check_phase(self, phase: object) -> None:
+        """Raise NotRecordedError unless ``phase`` names a pass that was run."""
+        run = ("forward",) if self.gradients is None else ("forward", "backward")
+        if not isinstance(phase, str) or phase not in run:
+            raise NotRecordedError(
+                "phase 'forward', or 'backward' of a run with dy",
+                shown(phase),
+                "pass dy to context_parallel(...) for a backward pass",
+            )
+
+    def replay(self) -> Iterator[Moment]:
+        """Run every recorded step again, only from what its ranks held before it.
+
+        Yields the moments in order; they equal the recorded ones bit for bit. Raises NotRecordedError without
+        ``context_parallel(..., record=True)``.
+        """
+        if not self.moments:
+            raise NotRecordedError(
+                "a recorded run", "none", "call context_parallel(..., record=True)"
+            )
+        problem = with_keep(self.problem)
         for moment in self.moments:
-            if (moment.step, moment.phase) == (step, phase):
-                return moment
-        steps = sum(1 for moment in self.moments if moment.phase == phase)
-        raise NotRecordedError(
-            f"a recorded step from 0 to {steps - 1}" if steps else "a recorded run of this phase",
-            f"step {shown(step)} of {shown(phase)}",
-            "count steps from 0" if steps else "call context_parallel(..., record=True), with dy",
-        )
+            of_pass = arithmetic(problem, self.recipe, moment.phase)
+            yield one_step(
+                Now(self.scheme, moment.phase, moment.step, of_pass, refuse), moment.before
+            )
 
     def state(self, rank: int, step: int, phase: str = "forward", when: str = "after") -> RankState:
-        """Return what one rank holds in a step; ``when`` is 'before', 'computed' or 'after' (the transfers)."""
+        """Return what one rank holds in a step; ``when`` is 'before', 'computed' or 'after' (the transfers).
+
+        Raises OptionError for another ``when``, NotRecordedError for a rank or step that does not exist.
+        """
+        if not isinstance(when, str) or when not in WHEN:
+            raise OptionError(f"when as one of {', '.join(WHEN)}", shown(when), "pass when='after'")
         moment = self.moment(step, phase)
-        if not is_integer(rank) or not 0 <= rank < len(self.ranks) or when not in WHEN:
-            raise NotRecordedError(
-                f"a rank from 0 to {len(self.ranks) - 1}, and when as one of {', '.join(WHEN)}",
-                f"rank {shown(rank)}, when {shown(when)}",
-                "count ranks from 0, and pass when='after'",
-            )
+        check_number("rank", rank, len(self.ranks))
         state: RankState = getattr(moment, when)[rank]
         return state
+
+    def cost(self, phase: str = "forward") -> SchemeCost:
+        """Return what each rank sends and holds in a pass, in bytes of the recipe, and the visible pairs that it computes.
+
+        Pairs are those of one batch entry; a pair that is hidden in some batch entries counts as visible. Raises
+        NotRecordedError if the pass was not run.
+        """
+        self.check_phase(phase)
+        q, v = self.problem.q, self.problem.v
+        return scheme_cost(
+            self.scheme,
+            mask_of(self.problem),
+            q.shape[3],
+            v.shape[3],
+            phase,
+            recipe=self.recipe,
+            batch=q.shape[0],
+        )
 
     def __repr__(self) -> str:
         return f"<SchemeRun: {self.scheme.name}, mesh {self.scheme.mesh}>"
 
     def __str__(self) -> str:
-        return scheme_as_text(self.scheme)
+        phases = ("forward", "backward")[: 1 + (self.gradients is not None)]
+        return run_as_text(self.scheme, self.moments, [self.cost(phase) for phase in phases])
 
 
 WHEN = ("before", "computed", "after")

@@ -1,6 +1,7 @@
 """Schemes as text: who holds what, who computes what, what moves.
 
-``print(run)`` and ``print(scheme)`` show the same text; it needs no numbers, because a scheme says where every cell is.
+This needs no numbers, because a scheme says where every cell is. :mod:`~ringspec.schemes.show_run` adds what a run knows:
+visible pairs, bytes, and what each rank did.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def scheme_as_text(scheme: Scheme) -> str:
     head = f"{scheme.name} on the mesh {scheme.mesh}, H = {scheme.heads}, Hkv = {scheme.kv_heads}"
     lines = [head, "", *home_lines(scheme)]
     for phase in ("forward", "backward"):
-        for moment, step in zip(moments_of(scheme, phase), scheme.steps(phase), strict=True):
-            lines += ["", *moment_lines(scheme, moment, step.transfers)]
+        for moment in moments_of(scheme, phase):
+            lines += ["", *moment_lines(scheme, moment)]
     return "\n".join(lines)
 
 
@@ -75,7 +76,7 @@ def home_lines(scheme: Scheme) -> list[str]:
     return aligned(rows)
 
 
-def moment_lines(scheme: Scheme, moment: Moment, transfers: Sequence[Transfer]) -> list[str]:
+def moment_lines(scheme: Scheme, moment: Moment) -> list[str]:
     """Return a step as text: what each rank computes, then what moves."""
     lines = [f"{moment.phase}, step {moment.step}"]
     rows = []
@@ -86,7 +87,7 @@ def moment_lines(scheme: Scheme, moment: Moment, transfers: Sequence[Transfer]) 
             rows.append([f"  rank {r}", *texts])
     lines += aligned(rows) or ["  nobody computes"]
     before = {thing: part.shard for thing, part in moment.computed[0].parts.items()}
-    for one, messages in zip(transfers, moment.messages, strict=True):
+    for one, messages in zip(moment.transfers, moment.messages, strict=True):
         lines.append(f"  {NAMES[one.thing]}: {one.kind} along {one.axis}{routes(messages)}")
         old = before.get(one.thing)
         if one.kind != "permute" and old is not None:

@@ -211,6 +211,30 @@ def test_a_page_of_a_bug_names_it_and_its_ring(tmp_path):
     assert "Known bug: stale-queries" in path.read_text(encoding="utf-8")
 
 
+def test_a_page_of_schemes_offers_those_that_were_asked_for(tmp_path):
+    path = tmp_path / "schemes.html"
+    result = call("--scheme", "usp,dcp", "-o", path, "--tokens", 8)
+    assert result.exit_code == 0 and "2 schemes" in " ".join(result.stdout.split())
+    text = path.read_text(encoding="utf-8")
+    assert 'value="usp"' in text and 'value="dcp"' in text and 'value="ulysses"' not in text
+    result = call("--scheme", "usp", "--mesh", "ulysses=2,ring=3", "--tokens", 24, "--json")
+    assert json.loads(result.stdout)["schemes"]["usp"]["mesh"] == [["ulysses", 2], ["ring", 3]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--scheme", "uylsses"), "write 'ulysses'"),
+        (("--mesh", "ring=2"), "--mesh without --scheme"),
+        (("--scheme", "usp", "--workers", "4"), "--workers or --bug with --scheme"),
+        (("--scheme", "usp", "--mesh", "ring"), "write ring=2,ulysses=4"),
+    ],
+)
+def test_options_of_schemes_that_do_not_fit_are_refused(arguments, words):
+    result = call(*arguments, "--json")
+    assert result.exit_code == 2 and words in " ".join(result.stderr.split())
+
+
 def test_gradients_that_travel_the_other_way_keep_their_owner():
     stops = bug_records("ring-direction", 5, 10, 0)["wrong"]["backward"]["stops"]
     assert stops[1][0][1:] == [[4, "k", "v"], [1, "dk", "dv"]]

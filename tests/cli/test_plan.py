@@ -87,6 +87,37 @@ def test_options_reach_the_plan():
     assert [len(x["passes"]) for x in one["options"]] == [1, 1]
 
 
+def test_every_way_to_split_attention_is_in_the_document_and_the_text():
+    """The document has what the function returns; the text has a line for each scheme and mesh."""
+    data = document("--workers", 16, "--length", 4096, "--heads", 8, "--text", 64, "--no-causal")
+    (one,) = data["plans"]
+    again = plan(4096, 16, heads=8, text=64, causal=False)
+    kept = {(x["scheme"], tuple(map(tuple, x["mesh"]))): x for x in one["schemes"]["possible"]}
+    assert list(kept) == [(x.scheme, x.mesh.axes) for x in again.schemes]
+    for x, y in zip(kept.values(), again.schemes, strict=True):
+        assert [way["bytes_sent"] for way in x["passes"]] == [way.bytes_sent for way in y.passes]
+        assert x["held_bytes"] == y.held and x["seconds"] == (y.times and y.times.total)
+    assert [x["scheme"] for x in one["schemes"]["impossible"]] == ["ulysses", "dcp"]
+    lines = call("--workers", 16, "--length", 4096, "--heads", 8).stdout.splitlines()
+    rows = [line.split()[:2] for line in lines]
+    for scheme in ("ring 16", "usp 8x2", "usp 2x8", "double_ring 4x4", "all_gather 16", "pcp 16"):
+        assert scheme.split() in rows, scheme
+    assert any(
+        line.startswith("Not possible: ulysses, because ulysses = 16 must") for line in lines
+    )
+    assert any(line.startswith("Of those that train and fit: ") for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_chosen_mesh_shows_what_moves_and_no_rings():
+    result = call("--mesh", "ulysses=4,ring=2", "--kv-heads", 8, "--length", 4096)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert text.startswith("8 workers, 4096 tokens") and "zigzag kv" not in text
+    assert "usp ulysses 4 x ring 2 moves in the forward pass: q: all_to_all along ulysses;" in text
+    assert "Not possible: joint, because no tokens are text." in text
+
+
 def test_rates_come_from_a_file(tmp_path):
     path = tmp_path / "rates.toml"
     path.write_text(FILE)
@@ -133,6 +164,13 @@ def test_a_narrow_table_loses_nothing(numbers):
         (("--bandwidth", "nan"), "bytes_per_second"),
         (("--efficiency", "2"), "at most 1"),
         (("--figure", "x.exe"), ".png"),
+        (("--scheme", "uylsses"), "write 'ulysses'"),
+        (("--mesh", "ring=2,ulysses"), "write ring=2,ulysses=4"),
+        (("--mesh", "ring=2,ring=4"), "distinct named axes"),
+        (("--mesh", "ring=0"), "W >= 1 workers"),
+        (("--mesh", "ring=4", "--workers", "8"), "a mesh of W = 8 ranks"),
+        (("--mesh", "tp=4", "--length", "8"), "the axes of a scheme"),
+        (("--text", "99999999"), "text from 1 to"),
         (("--workers", ",".join(["2"] * 65)), "at most 64"),
     ],
 )

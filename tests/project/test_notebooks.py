@@ -10,10 +10,10 @@ from project import public
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MAY_IMPORT = {"inspect", "matplotlib", "nki_impl", "numpy", "ringspec"}
+MAY_IMPORT = {"dataclasses", "inspect", "matplotlib", "nki_impl", "numpy", "ringspec"}
 MOST_CELLS = 27
 # Words of text in all notebooks; questions are counted apart.
-MOST_WORDS = 8080
+MOST_WORDS = 8530
 # A reader new to ring attention works through these.
 FIRST = [path for path in NOTEBOOKS if path.stem < "06"]
 
@@ -108,8 +108,10 @@ def test_a_first_notebook_asks_five_questions_and_breaks_something(path: Path) -
     assert all("</details>" in line for line in (questions + task).splitlines() if answer in line)
 
 
-# The simulator that the last notebook shows is not public.
-@pytest.mark.parametrize("path", NOTEBOOKS[:-1], ids=lambda path: path.stem)
+# The simulator that one notebook shows is not public.
+@pytest.mark.parametrize(
+    "path", [path for path in NOTEBOOKS if path.stem != "09_nki"], ids=lambda path: path.stem
+)
 def test_a_notebook_imports_public_names(path: Path) -> None:
     modules, objects = {*public.WHOLE, *public.SHOWN}, public.described()
     for cell in code_cells(path):

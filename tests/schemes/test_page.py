@@ -26,4 +26,4 @@ def test_the_stored_pictures_are_those_of_the_runs(page):
 def test_every_scheme_has_a_picture(page):
     text = page.PAGE.read_text(encoding="utf-8")
     assert set(page.PICTURES) == set(BUILDERS)
-    assert {name for _, name, _ in page.BLOCK.findall(text)} == {*BUILDERS, "costs"}
+    assert {name for _, name, _ in page.BLOCK.findall(text)} == {*BUILDERS, "choice", "costs"}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ringspec.errors import NotRecordedError, OptionError
 from ringspec.schemes.api import context_parallel
 from ringspec.schemes.cost import scheme_cost
 from ringspec.schemes.exchanges import usp
@@ -34,6 +35,69 @@ def test_what_a_recorded_run_did_is_what_its_scheme_shows():
     assert [(m.phase, m.step, m.used, m.messages) for m in run.moments] == [
         (m.phase, m.step, m.used, m.messages) for m in shown
     ]
+
+
+def test_print_of_a_recorded_run_says_rank_by_rank_what_is_held_sent_received_and_merged():
+    joint = run_of("joint", {"ring": 3, "ulysses": 2}, text=[0, 1], record=True)
+    q = np.ones((1, 4, 2, 2))
+    dcp = context_parallel(q, K, K, mesh={"dcp": 2}, scheme="dcp", record=True)
+    assert str(dcp.moment(1)).splitlines()[:6] == [
+        "forward, step 1",
+        "  rank 0 holds q 0-1 [h 0-3]; k v 0 2 4 6 [h 0-1]",
+        "    computes 0-1 [h 0-3] x 0 2 4 6 [h 0-1]: starts m l o",
+        "    sends m l o 0-1 [h 2-3] to 1",
+        "    receives m l o 0-1 [h 0-1] from 1",
+        "    merges m l o of 0-1",
+    ]
+    for run in (joint, dcp):
+        for moment in run.moments:
+            assert set(str(moment).splitlines()[1:]) <= set(str(run).splitlines())
+    # Gradients of the text are added over the ring; of the other keys, only those of one rank arrive.
+    lines = [line.strip() for line in str(joint.moments[-1]).splitlines()]
+    assert "adds to dq of 0-1" in lines and "adds to dk dv of 0-1" in lines
+    assert f"forward: bytes sent by each rank: {' '.join(map(str, joint.cost().sent))};" in str(
+        joint
+    )
+    assert "sends q" not in str(run_of("ulysses", {"ulysses": 2}).scheme)
+
+
+@pytest.mark.parametrize("scheme", [("usp", {"ring": 3, "ulysses": 2}), ("all_gather", {"cp": 3})])
+def test_replay_repeats_every_step_bit_for_bit_from_what_was_held_before_it(scheme):
+    rng = np.random.default_rng(0)
+    q, k, v, dy = (rng.standard_normal((1, h, 12, 2)) for h in (4, 2, 2, 4))
+    run = context_parallel(
+        q, k, v, dy, mesh=scheme[1], scheme=scheme[0], record=True, dropout_p=0.5, dropout_seed=3
+    )
+    again = list(run.replay())
+    assert [(m.phase, m.step, m.used, m.messages) for m in again] == [
+        (m.phase, m.step, m.used, m.messages) for m in run.moments
+    ]
+    for one, two in zip(run.moments, again, strict=True):
+        for a, b in zip(one.computed + one.after, two.computed + two.after, strict=True):
+            assert tensors_of(a) == tensors_of(b)
+
+
+def tensors_of(state):
+    return {(t, n): x.tobytes() for t, p in state.parts.items() for n, x in p.tensors.items()}
+
+
+def test_what_was_not_recorded_or_run_is_refused():
+    plain, run = run_of("ulysses", {"ulysses": 2}), run_of("ulysses", {"ulysses": 2}, record=True)
+    forward = context_parallel(X, K, K, mesh={"ulysses": 2}, scheme="ulysses", record=True)
+    for call, words in (
+        (lambda: list(plain.replay()), "record=True"),
+        (lambda: plain.moment(0), "record=True"),
+        (lambda: run.moment(2), "a step from 0 to 1"),
+        (lambda: run.moment(True), "a step from 0 to 1"),
+        (lambda: run.state(2, 0), "a rank from 0 to 1"),
+        (lambda: forward.moment(0, "backward"), "pass dy"),
+        (lambda: forward.cost("backward"), "pass dy"),
+        (lambda: run.cost(["forward"]), "phase 'forward'"),
+    ):
+        with pytest.raises(NotRecordedError, match=words):
+            call()
+    with pytest.raises(OptionError, match="before, computed"):
+        run.state(0, 0, when="during")
 
 
 def test_a_rank_of_a_ring_sends_its_block_w_minus_1_times():

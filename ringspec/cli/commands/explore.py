@@ -1,4 +1,4 @@
-"""``ringspec explore``: write a page that steps through recorded rings."""
+"""``ringspec explore``: write a page that steps through recorded rings, or other ways to split attention."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ringspec.cli.shared import output, progress
+from ringspec.cli.shared.options import MeshType, NamesType, choice
 from ringspec.cli.views.explore_records import (
     BUG_TOKENS,
     BUG_WORKERS,
@@ -19,6 +20,7 @@ from ringspec.cli.views.explore_records import (
     how_many,
     records,
 )
+from ringspec.cli.views.explore_schemes import MESHES
 from ringspec.errors import OptionError
 from ringspec.tensorfile import replace_file
 
@@ -28,10 +30,13 @@ Examples:
   ringspec explore -o ring.html --workers 2,4 --tokens 32
   ringspec explore --json > records.json
   ringspec explore --bug dkv-not-home -o bug.html
+  ringspec explore --scheme all -o schemes.html
+  ringspec explore --scheme usp --mesh ulysses=2,ring=2 -o usp.html
 
 \b
 Exit code: 0; 2 for bad input; 130 after Ctrl-C.
-The keys of --json: the docstring of ringspec/cli/views/explore_records.py.
+The keys of --json: the docstrings of explore_records.py and
+explore_schemes.py in ringspec/cli/views.
 """
 
 
@@ -81,6 +86,14 @@ class WorkersType(click.ParamType):
     metavar="NAME",
     help="A known bug; the page then shows a ring with this bug next to the correct one, step by step.",
 )
+@click.option(
+    "--scheme", "schemes", type=NamesType(), metavar="NAME,...",
+    help=f"Ways to split attention that the page offers in place of rings: {choice(('all', *MESHES))}.",
+)  # fmt: skip
+@click.option(
+    "--mesh", type=MeshType(), metavar="AXIS=N,...",
+    help="The mesh of a single --scheme, outermost axis first. [default: 4 ranks]",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the records as one JSON document.")
 def explore_command(
     path: Path | None,
@@ -88,15 +101,18 @@ def explore_command(
     tokens: int | None,
     seed: int,
     bug: str | None,
+    schemes: tuple[str, ...] | None,
+    mesh: tuple[tuple[str, int], ...] | None,
     as_json: bool,
 ) -> None:
-    """Write one HTML page that steps through a ring.
+    """Write one HTML page that steps through a ring, or through other ways to split attention (--scheme).
 
     The page lets the reader choose the number of workers W, the layout, the mask, the pass and the circulation, which
     says whether keys or queries travel. For each step the page shows which worker holds which blocks, which pairs it
     computes, the softmax state of a row, the bytes sent and which workers wait. Every number comes from a recorded run
     of one small problem in float64. With --bug, the page shows a ring with this known bug and marks what differs from
-    the correct ring.
+    the correct ring. With --scheme, it shows which tokens and heads each rank of a mesh holds, what it computes, and
+    what moves.
     """
     from ringspec.cli.shared.options import in_range
     from ringspec.render.explore import explore_page
@@ -108,7 +124,9 @@ def explore_command(
     check_destination(path)
     in_range(seed, "seed", 0, (1 << 64) - 1)
     sizes = [one for group in workers for one in group]
-    if bug is None:
+    if schemes is not None or mesh is not None:
+        document = some_schemes(schemes, mesh, tokens, seed, refused=bool(sizes or bug))
+    elif bug is None:
         document = all_rings(sizes or list(WORKERS), TOKENS if tokens is None else tokens, seed)
     else:
         from ringspec.cli.views.explore_bug import bug_records
@@ -121,8 +139,34 @@ def explore_command(
         output.show_json(document)
     else:
         count = len(document["runs"])
+        if "schemes" in document:
+            count = len(document["schemes"])
+            output.show([f"written to {path}: {count} scheme{'s' * (count > 1)}"])
+            return
         words = f"{bug} in {next(iter(document['runs']))}" if bug else f"{count} rings"
         output.show([f"written to {path}: {words}"])
+
+
+def some_schemes(
+    names: tuple[str, ...] | None,
+    mesh: tuple[tuple[str, int], ...] | None,
+    tokens: int | None,
+    seed: int,
+    refused: bool,
+) -> dict[str, Any]:
+    """Return the data of a page of schemes; ``refused``: options of rings were given as well."""
+    from ringspec.cli.views.explore_schemes import TOKENS as SCHEME_TOKENS
+    from ringspec.cli.views.explore_schemes import scheme_records
+
+    if names is None or refused:
+        given = "--mesh without --scheme" if names is None else "--workers or --bug with --scheme"
+        raise OptionError(
+            "--scheme, with --mesh, --tokens and --seed alone",
+            given,
+            "write --scheme usp --mesh ring=2,ulysses=4",
+        )
+    chosen = tuple(MESHES) if names == ("all",) else names
+    return scheme_records(chosen, mesh, SCHEME_TOKENS if tokens is None else tokens, seed)
 
 
 def all_rings(sizes: list[int], tokens: int, seed: int) -> dict[str, Any]:

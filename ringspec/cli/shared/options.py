@@ -57,6 +57,29 @@ class LengthsType(click.ParamType):
         return lengths
 
 
+class NamesType(click.ParamType):
+    """The type of an option that takes names separated by commas."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+
+class MeshType(click.ParamType):
+    """The type of an option that takes axes with their sizes."""
+
+    name = "mesh"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        axes = [part.partition("=") for part in value.split(",")]
+        if not all(size.isascii() and size.isdigit() for _, _, size in axes):
+            self.fail(f"{value!r} is not a mesh: write ring=2,ulysses=4", param, ctx)
+        return tuple((axis, int(size[:9])) for axis, _, size in axes)
+
+
 def choice(names: Any) -> str:
     return "[" + "|".join(names) + "]"
 
