@@ -106,6 +106,8 @@ GRADIENTS = {"dq", "dk", "dv"}
                 ("fused", ("sbhd",), {"o"}),
                 ("fused", ("causal",), set()),
                 ("fused", ("sbhd", "causal"), set()),
+                ("documents", (), {"o"}),
+                ("documents", ("same",), set()),
             )
         ),
     ],
