@@ -85,6 +85,8 @@ GRADIENTS = {"dq", "dk", "dv"}
             for name, words, wrong in (
                 ("yunchang_ring_float16", (), {"dq"}),
                 ("yunchang_ring_float16", ("bfloat16",), set()),
+                ("yunchang_ring_window", (), {"o", *GRADIENTS}),
+                ("yunchang_ring_window", ("causal",), set()),
                 ("yunchang_usp_high", (), {"o", *GRADIENTS}),
                 ("yunchang_usp_high", ("low",), set()),
                 ("yunchang_usp_torch_math", (), {"o"}),
