@@ -17,6 +17,7 @@ DIFFUSERS = pytest.mark.diffusers
 LUCIDRAINS = pytest.mark.lucidrains
 ZHUZILIN = pytest.mark.zhuzilin
 YUNCHANG = pytest.mark.yunchang
+TRANSFORMER_ENGINE = pytest.mark.transformer_engine
 
 
 def wrong_results(name, *words):
@@ -84,12 +85,31 @@ GRADIENTS = {"dq", "dk", "dv"}
             for name, words, wrong in (
                 ("yunchang_ring_float16", (), {"dq"}),
                 ("yunchang_ring_float16", ("bfloat16",), set()),
+                ("yunchang_ring_window", (), {"o", *GRADIENTS}),
+                ("yunchang_ring_window", ("causal",), set()),
                 ("yunchang_usp_high", (), {"o", *GRADIENTS}),
                 ("yunchang_usp_high", ("low",), set()),
                 ("yunchang_usp_torch_math", (), {"o"}),
                 ("yunchang_usp_torch_math", ("1",), set()),
                 ("yunchang_ulysses_torch_flash", (), {"o"}),
                 ("yunchang_ulysses_torch_flash", ("1",), set()),
+            )
+        ),
+        *(
+            pytest.param(
+                f"transformer_engine_all_gather_{name}",
+                words,
+                "transformer_engine",
+                {"2.20.2": wrong},
+                marks=TRANSFORMER_ENGINE,
+            )
+            for name, words, wrong in (
+                ("fused", (), {"o"}),
+                ("fused", ("sbhd",), {"o"}),
+                ("fused", ("causal",), set()),
+                ("fused", ("sbhd", "causal"), set()),
+                ("documents", (), {"o"}),
+                ("documents", ("same",), set()),
             )
         ),
     ],

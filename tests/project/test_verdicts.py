@@ -134,7 +134,7 @@ def test_what_is_called_wrong_has_a_program_without_ringspec_that_confirms_it():
 def test_a_reproducer_is_a_short_program_without_ringspec_with_a_text_for_an_issue_beside_it():
     told = [one["reproducer"] for one in FACTS["wrong"] if "reproducer" in one]
     files = {f"reproducers/{path.name}" for path in verdicts.REPRODUCERS.glob("*.py")}
-    assert len(told) == len(set(told)) and set(told) == files
+    assert set(told) == files  # several targets may have the same fault
     for name in told:
         path = verdicts.REPRODUCERS.parent / name
         program, text = path.read_text("utf-8"), path.with_suffix(".md").read_text("utf-8")
