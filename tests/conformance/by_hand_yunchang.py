@@ -1,12 +1,15 @@
 """yunchang checked by hand: a program without ringspec, run by test_yunchang.py.
 
-    python by_hand_yunchang.py ring|ulysses|usp ORDER KERNEL DTYPE WORKERS full|causal|window
+    python by_hand_yunchang.py WHAT ORDER KERNEL DTYPE WORKERS full|causal|window
 
-window: causal, and at most 5 tokens back. ORDER: low or high, the groups of ``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType.
+WHAT: ring, zigzag, stripe, ulysses, usp, usp-zigzag or usp-stripe. ORDER: low or high, the groups of
+``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType. window: causal, and at most 5 tokens
+back.
 Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense in
-float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. ``basic_extract_local`` of yunchang gives each rank its tokens. The results are compared with dense float64
-attention of the whole sequence. Prints JSON: for o, dq, dk and dv if the kernel has a backward pass, and lse of the ring, the largest
-error of each rank, divided by the largest number, and how many numbers are not representable in bfloat16.
+float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. yunchang's
+``EXTRACT_FUNC_DICT`` gives each rank its tokens. The results are compared with dense float64 attention of the whole
+sequence. Prints JSON: for o, dq, dk and dv if the kernel has a backward pass, and lse of a ring, the largest error of
+each rank, divided by the largest number, and how many numbers are not representable in bfloat16.
 """
 
 import json
@@ -21,6 +24,15 @@ B, H, N, D = 1, 4, 8, 16
 SCALE = 0.25
 WINDOW = (5, 0)
 NAMES = ("o", "dq", "dk", "dv", "lse")
+RINGS = {
+    "ring": "ring_flash_attn_func",
+    "zigzag": "zigzag_ring_flash_attn_func",
+    "stripe": "stripe_flash_attn_func",
+}
+TOKENS = {
+    "zigzag": "zigzag",
+    "stripe": "strip",
+}  # keys of EXTRACT_FUNC_DICT and values of ring_impl_type
 
 
 def imported():
@@ -63,8 +75,8 @@ def attention(yunchang, what, order, kernel, rank, workers):
 
     if what == "ulysses":
         return yunchang.UlyssesAttention(attn_type=AttnType.from_string(kernel))
-    if what == "ring":
-        return lambda *x, **rest: yunchang.ring_flash_attn_func(
+    if what in RINGS:
+        return lambda *x, **rest: getattr(yunchang, RINGS[what])(
             *x,
             group=dist.group.WORLD,
             attn_type=AttnType.from_string(kernel),
@@ -72,7 +84,13 @@ def attention(yunchang, what, order, kernel, rank, workers):
             **rest,
         )
     yunchang.set_seq_parallel_pg(2, workers // 2, rank, workers, use_ulysses_low=order == "low")
-    return yunchang.LongContextAttention(attn_type=AttnType.from_string(kernel))
+    return yunchang.LongContextAttention(
+        ring_impl_type=tokens_of(what), attn_type=AttnType.from_string(kernel)
+    )
+
+
+def tokens_of(what):
+    return TOKENS.get(what.removeprefix("usp-"), "basic")
 
 
 def rank_results(rank, workers, what, order, kernel, dtype, mask):
@@ -81,20 +99,26 @@ def rank_results(rank, workers, what, order, kernel, dtype, mask):
     library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_dot_product_flash_attention", aten_forward, "CPU")
     yunchang = imported()
-    extract = yunchang.EXTRACT_FUNC_DICT["basic"]
-    q, k, v, dy = (extract(x, rank, workers) for x in inputs(getattr(torch, dtype), workers))
+    extract = yunchang.EXTRACT_FUNC_DICT[tokens_of(what)]
+    ud = 2 if what.startswith("usp") else 1
+    degrees = {"world_size": workers, "rd": workers // ud, "ud": ud}
+    numbers = torch.arange(N * workers)[None, :, None, None]
+    q, k, v, dy, numbers = (
+        extract(x, rank, **degrees).contiguous()
+        for x in (*inputs(getattr(torch, dtype), workers), numbers)
+    )
     leaves = [x.requires_grad_() for x in (q, k, v)]
     function = attention(yunchang, what, order, kernel, rank, workers)
     named = {"window_size": WINDOW} if mask == "window" else {}
     o = function(*leaves, softmax_scale=SCALE, causal=mask != "full", **named)
-    o, lse = o[:2] if what == "ring" else (o, None)
+    o, lse = o[:2] if what in RINGS else (o, None)
     results = [o]
     if kernel == "fa":
         o.backward(dy)
         results += [x.grad for x in leaves]
     if lse is not None:
         results.append(lse.transpose(1, 2))
-    return [x.detach().double().tolist() for x in results]
+    return numbers.flatten().tolist(), [x.detach().double().tolist() for x in results]
 
 
 def right(dtype, workers, mask):
@@ -119,10 +143,10 @@ def main(what, order, kernel, dtype, workers, mask):
     for number, (name, want) in enumerate(
         zip(NAMES, right(getattr(torch, dtype), workers, mask), strict=True)
     ):
-        if number == len(got[0]):
+        if number == len(got[0][1]):
             break
-        parts = [torch.tensor(got[rank][number], dtype=torch.float64) for rank in range(workers)]
-        errors = zip(parts, want.chunk(workers, dim=1), strict=True)
+        parts = [torch.tensor(got[rank][1][number], dtype=torch.float64) for rank in range(workers)]
+        errors = zip(parts, (want[:, got[rank][0]] for rank in range(workers)), strict=True)
         report[name] = {
             "errors": [float((x - y).abs().max() / want.abs().max()) for x, y in errors],
             "finer_than_bfloat16": sum(int((x.bfloat16().double() != x).sum()) for x in parts),
