@@ -13,7 +13,8 @@ from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
 from nki_impl.sim import nki
 from nki_impl.sim.errors import UninitializedError
-from nki_impl.sim.machine.core import Core
+from nki_impl.sim.machine import core as machine_core
+from nki_impl.sim.machine.core import Core, acting_as
 from nki_impl.sim.machine.launch import run_ranks
 from nki_impl.sim.machine.turns import Machine
 from nki_impl.sim.tensor.access import is_written, unwritten, write
@@ -232,3 +233,27 @@ def test_an_interrupt_stops_a_kernel_that_is_not_interleaved(
     with pytest.raises(KeyboardInterrupt):
         run_ranks(kernel, [(), ()])
     assert len(counted) < most
+
+
+@pytest.mark.parametrize("length", [96, 512, 1000, 4096])
+def test_results_do_not_depend_on_the_size_of_numpys_buffers(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    before, results = np.getbufsize(), []
+    for size in (8192, machine_core._BUFFER_SIZE, 16):
+        monkeypatch.setattr(machine_core, "_BUFFER_SIZE", size)
+        with acting_as(Core()):
+            assert np.getbufsize() == size
+            wide = tile(normal(128, 2 * length), nl.bfloat16)
+            data, column = wide[:, :length], tile(normal(128, 1, seed=1))
+            out, total, top = empty((128, length)), empty((128, 1)), empty((128, 1))
+            nisa.activation(
+                out, nl.exp, data, column, 0.5, nl.add, total, nisa.reduce_cmd.reset_reduce
+            )
+            nisa.tensor_scalar(out, out, nl.multiply, column, op1=nl.add, operand1=column)
+            nisa.tensor_reduce(top, nl.add, out, axis=1)
+            results.append([values(out), values(total), values(top)])
+        assert np.getbufsize() == before
+    for other in results[1:]:
+        for expected, got in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(expected.view(np.uint32), got.view(np.uint32))

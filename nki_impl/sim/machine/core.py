@@ -119,6 +119,11 @@ class Core:
 
 _threads = threading.local()
 
+_BUFFER_SIZE = 256
+"""The elements in NumPy's buffers during a launch. NumPy copies the rows of a tile and a (P,1) operand into its buffers
+if several rows fit, which takes longer than the operation on each row. The size has no effect on the bits of results:
+these operations are element-wise, and NumPy reduces rows of float32 without a buffer."""
+
 
 def current() -> Core:
     """Return the core that the calling thread simulates.
@@ -141,11 +146,13 @@ def acting_as(core: Core) -> Iterator[Core]:
     """Make ``core`` the current core of this thread inside the with block."""
     before = getattr(_threads, "core", None)
     _threads.core = core
+    buffer_size = np.setbufsize(_BUFFER_SIZE)
     try:
         # The engines produce inf and NaN without warnings.
         with np.errstate(all="ignore"):
             yield core
     finally:
+        np.setbufsize(buffer_size)
         _threads.core = before
 
 
