@@ -1,10 +1,10 @@
 """yunchang checked by hand: a program without ringspec, run by test_yunchang.py.
 
-    python by_hand_yunchang.py ring|ulysses|usp ORDER KERNEL DTYPE WORKERS full|causal|window
+    python by_hand_yunchang.py ring|ulysses|usp|usp-zigzag|usp-strip ORDER KERNEL DTYPE WORKERS full|causal|window
 
 window: causal, and at most 5 tokens back. ORDER: low or high, the groups of ``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType.
 Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense in
-float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. ``basic_extract_local`` of yunchang gives each rank its tokens. The results are compared with dense float64
+float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. yunchang's EXTRACT_FUNC_DICT gives each rank its tokens: 'basic', or that of the ring of usp-zigzag and usp-strip. The results are compared with dense float64
 attention of the whole sequence. Prints JSON: for o, dq, dk and dv if the kernel has a backward pass, and lse of the ring, the largest
 error of each rank, divided by the largest number, and how many numbers are not representable in bfloat16.
 """
@@ -71,8 +71,9 @@ def attention(yunchang, what, order, kernel, rank, workers):
             return_attn_probs=True,
             **rest,
         )
-    yunchang.set_seq_parallel_pg(2, workers // 2, rank, workers, use_ulysses_low=order == "low")
-    return yunchang.LongContextAttention(attn_type=AttnType.from_string(kernel))
+    return yunchang.LongContextAttention(
+        ring_impl_type=what.partition("-")[2] or "basic", attn_type=AttnType.from_string(kernel)
+    )
 
 
 def rank_results(rank, workers, what, order, kernel, dtype, mask):
@@ -81,8 +82,16 @@ def rank_results(rank, workers, what, order, kernel, dtype, mask):
     library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_dot_product_flash_attention", aten_forward, "CPU")
     yunchang = imported()
-    extract = yunchang.EXTRACT_FUNC_DICT["basic"]
-    q, k, v, dy = (extract(x, rank, workers) for x in inputs(getattr(torch, dtype), workers))
+    extract = yunchang.EXTRACT_FUNC_DICT[what.partition("-")[2] or "basic"]
+    degrees = {"rd": workers // 2, "ud": 2}
+    if what.startswith("usp"):
+        low = order == "low"
+        yunchang.set_seq_parallel_pg(2, workers // 2, rank, workers, use_ulysses_low=low)
+    numbers = torch.arange(N * workers)[None, :, None]
+    tokens, q, k, v, dy = (
+        extract(x, rank, workers, **degrees).contiguous()
+        for x in (numbers, *inputs(getattr(torch, dtype), workers))
+    )
     leaves = [x.requires_grad_() for x in (q, k, v)]
     function = attention(yunchang, what, order, kernel, rank, workers)
     named = {"window_size": WINDOW} if mask == "window" else {}
@@ -94,7 +103,7 @@ def rank_results(rank, workers, what, order, kernel, dtype, mask):
         results += [x.grad for x in leaves]
     if lse is not None:
         results.append(lse.transpose(1, 2))
-    return [x.detach().double().tolist() for x in results]
+    return tokens.ravel().tolist(), [x.detach().double().tolist() for x in results]
 
 
 def right(dtype, workers, mask):
@@ -119,10 +128,10 @@ def main(what, order, kernel, dtype, workers, mask):
     for number, (name, want) in enumerate(
         zip(NAMES, right(getattr(torch, dtype), workers, mask), strict=True)
     ):
-        if number == len(got[0]):
+        if number == len(got[0][1]):
             break
-        parts = [torch.tensor(got[rank][number], dtype=torch.float64) for rank in range(workers)]
-        errors = zip(parts, want.chunk(workers, dim=1), strict=True)
+        parts = [torch.tensor(results[number], dtype=torch.float64) for _, results in got]
+        errors = zip(parts, (want[:, tokens] for tokens, _ in got), strict=True)
         report[name] = {
             "errors": [float((x - y).abs().max() / want.abs().max()) for x, y in errors],
             "finer_than_bfloat16": sum(int((x.bfloat16().double() != x).sum()) for x in parts),
