@@ -37,6 +37,7 @@ from ringspec.conformance.target.capabilities import SCHEME_OPERATIONS, Capabili
 from ringspec.conformance.targets import (
     deepspeed_ulysses,
     diffusers_ring,
+    transformer_engine_claims,
     transformer_engine_cp,
     yunchang_usp,
 )
@@ -78,7 +79,7 @@ def deepspeed(form: str) -> Public:
 
 
 def transformer_engine(variant: str, mesh: str) -> Public:
-    one, base = transformer_engine_cp.VARIANTS[variant], transformer_engine_cp.claims(variant)
+    one, base = transformer_engine_claims.VARIANTS[variant], transformer_engine_claims.claims(variant)
     make = partial(transformer_engine_cp.target, variant)
     features = tuple(name for name in base.features if name != "padding-slots")
     more: dict[str, Any] = {"features": features}
@@ -101,7 +102,7 @@ def targets() -> dict[str, Public]:
         "deepspeed-ulysses": deepspeed("bshd"),
         "deepspeed-ulysses-sbhd": deepspeed("sbhd"),
     }
-    for variant, one in transformer_engine_cp.VARIANTS.items():
+    for variant, one in transformer_engine_claims.VARIANTS.items():
         # Documents without padding have no case; with padding, not every backend takes them.
         if one.mode in ("a2a", "a2a+p2p") and one.packed == one.padded:
             mesh = "ulysses" if one.mode == "a2a" else RING_OUTER
