@@ -79,7 +79,10 @@ def deepspeed(form: str) -> Public:
 
 
 def transformer_engine(variant: str, mesh: str) -> Public:
-    one, base = transformer_engine_claims.VARIANTS[variant], transformer_engine_claims.claims(variant)
+    one, base = (
+        transformer_engine_claims.VARIANTS[variant],
+        transformer_engine_claims.claims(variant),
+    )
     make = partial(transformer_engine_cp.target, variant)
     features = tuple(name for name in base.features if name != "padding-slots")
     more: dict[str, Any] = {"features": features}
