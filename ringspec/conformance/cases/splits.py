@@ -103,9 +103,12 @@ def width_for(split: Split, claims: Capabilities) -> int:
 
 
 def dtype_for(split: Split, claims: Capabilities) -> str:
-    """Return the format of a case: the claimed ones take turns, so that each has its share of the cases."""
+    """Return the format of a case: the claimed ones take turns, so that each has its share of the cases.
+
+    A case that was made smaller has the format of the original, whose id is the first word of its own.
+    """
     claimed = [name for name in DTYPE_NAMES if DTYPES[name].inputs in claims.formats] or ["f32"]
-    return claimed[zlib.crc32(split.id.encode()) % len(claimed)]
+    return claimed[zlib.crc32(split.id.partition(" ")[0].encode()) % len(claimed)]
 
 
 def shared(split: Split, claims: Capabilities) -> Shared:
