@@ -96,7 +96,8 @@ def shrink_scheme(
 def trial_of(target: Target, split: Split) -> Trial | Stop:
     """Run a case and compare its results; return the Stop if there are no valid ones."""
     claims, case = target.capabilities, case_of(split)
-    [call] = case.make(claims)
+    [made] = case.make(claims)
+    call = replace(made, id=split.id.partition(" ")[0])
     try:
         outputs = results(target, call)
     except Stop as stop:
