@@ -2,12 +2,11 @@
 
     python by_hand_yunchang.py WHAT ORDER KERNEL DTYPE WORKERS full|causal|window
 
-WHAT: ring, zigzag, stripe, ulysses, usp, usp-zigzag or usp-stripe. ORDER: low or high, the groups of
+WHAT: ring, zigzag, stripe, ulysses, usp, usp-zigzag or usp-strip. ORDER: low or high, the groups of
 ``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType. window: causal, and at most 5 tokens
-back.
-Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense in
-float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. yunchang's
-``EXTRACT_FUNC_DICT`` gives each rank its tokens. The results are compared with dense float64 attention of the whole
+back. Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense
+in float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. yunchang's
+``EXTRACT_FUNC_DICT`` gives each rank of USP and of the contiguous rings its tokens. The results are compared with dense float64 attention of the whole
 sequence. Prints JSON: for o, dq, dk and dv if the kernel has a backward pass, and lse of a ring, the largest error of
 each rank, divided by the largest number, and how many numbers are not representable in bfloat16.
 """
@@ -29,10 +28,6 @@ RINGS = {
     "zigzag": "zigzag_ring_flash_attn_func",
     "stripe": "stripe_flash_attn_func",
 }
-TOKENS = {
-    "zigzag": "zigzag",
-    "stripe": "strip",
-}  # keys of EXTRACT_FUNC_DICT and values of ring_impl_type
 
 
 def imported():
@@ -83,14 +78,26 @@ def attention(yunchang, what, order, kernel, rank, workers):
             return_attn_probs=True,
             **rest,
         )
-    yunchang.set_seq_parallel_pg(2, workers // 2, rank, workers, use_ulysses_low=order == "low")
     return yunchang.LongContextAttention(
-        ring_impl_type=tokens_of(what), attn_type=AttnType.from_string(kernel)
+        ring_impl_type=what.partition("-")[2] or "basic", attn_type=AttnType.from_string(kernel)
     )
 
 
-def tokens_of(what):
-    return TOKENS.get(what.removeprefix("usp-"), "basic")
+def tokens_of(yunchang, what, order, rank, workers):
+    """Return the tokens of a rank: of a ring alone, two chunks with zigzag, and every W-th token with stripe."""
+    import torch
+
+    numbers = torch.arange(N * workers)
+    if what == "zigzag":
+        chunks = numbers.chunk(2 * workers)
+        return torch.cat([chunks[rank], chunks[-1 - rank]])
+    if what == "stripe":
+        return numbers[rank::workers]
+    if what.startswith("usp"):
+        low = order == "low"
+        yunchang.set_seq_parallel_pg(2, workers // 2, rank, workers, use_ulysses_low=low)
+    extract = yunchang.EXTRACT_FUNC_DICT[what.partition("-")[2] or "basic"]
+    return extract(numbers[None, :, None], rank, workers, rd=workers // 2, ud=2).flatten()
 
 
 def rank_results(rank, workers, what, order, kernel, dtype, mask):
@@ -99,14 +106,8 @@ def rank_results(rank, workers, what, order, kernel, dtype, mask):
     library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_dot_product_flash_attention", aten_forward, "CPU")
     yunchang = imported()
-    extract = yunchang.EXTRACT_FUNC_DICT[tokens_of(what)]
-    ud = 2 if what.startswith("usp") else 1
-    degrees = {"world_size": workers, "rd": workers // ud, "ud": ud}
-    numbers = torch.arange(N * workers)[None, :, None, None]
-    q, k, v, dy, numbers = (
-        extract(x, rank, **degrees).contiguous()
-        for x in (*inputs(getattr(torch, dtype), workers), numbers)
-    )
+    tokens = tokens_of(yunchang, what, order, rank, workers)
+    q, k, v, dy = (x[:, tokens].contiguous() for x in inputs(getattr(torch, dtype), workers))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     function = attention(yunchang, what, order, kernel, rank, workers)
     named = {"window_size": WINDOW} if mask == "window" else {}
@@ -118,7 +119,7 @@ def rank_results(rank, workers, what, order, kernel, dtype, mask):
         results += [x.grad for x in leaves]
     if lse is not None:
         results.append(lse.transpose(1, 2))
-    return numbers.flatten().tolist(), [x.detach().double().tolist() for x in results]
+    return tokens.tolist(), [x.detach().double().tolist() for x in results]
 
 
 def right(dtype, workers, mask):
@@ -145,8 +146,8 @@ def main(what, order, kernel, dtype, workers, mask):
     ):
         if number == len(got[0][1]):
             break
-        parts = [torch.tensor(got[rank][1][number], dtype=torch.float64) for rank in range(workers)]
-        errors = zip(parts, (want[:, got[rank][0]] for rank in range(workers)), strict=True)
+        parts = [torch.tensor(results[number], dtype=torch.float64) for _, results in got]
+        errors = zip(parts, (want[:, tokens] for tokens, _ in got), strict=True)
         report[name] = {
             "errors": [float((x - y).abs().max() / want.abs().max()) for x, y in errors],
             "finer_than_bfloat16": sum(int((x.bfloat16().double() != x).sum()) for x in parts),

@@ -241,6 +241,17 @@ def test_by_hand_unified_attention_is_wrong_where_its_ring_of_two_is():
 
 @pytest.mark.diffusers
 @pytest.mark.slow
+def test_by_hand_unified_attention_with_a_ring_of_three_is_wrong_as_its_ring_is():
+    known(WRONG)
+    for name, errors in by_hand("diffusers", 3, 2).items():
+        if name in WRONG[VERSION][3]:
+            assert all(error > 0.05 for error in errors), name
+        else:
+            assert all(error <= 1e-5 for error in errors), name
+
+
+@pytest.mark.diffusers
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ulysses", "unified"])
 def test_the_suite_agrees_with_the_check_by_hand(mode):
     known(WRONG)

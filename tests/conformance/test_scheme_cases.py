@@ -17,6 +17,7 @@ from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.capabilities import (
     SCHEME_FEATURES,
     SCHEME_OPERATIONS,
+    SCHEME_TERMS,
     SCHEMES,
     Capabilities,
 )
@@ -116,6 +117,41 @@ def test_every_copy_of_a_replicated_token_is_judged(name):
         assert {one.worker for one in record.findings if not one.ok} == {rank}
 
 
+@pytest.mark.parametrize("id", ["ulysses-w2", "ring-w3", "usp-w4"])
+def test_the_sums_of_sinks_of_every_rank_are_judged(id):
+    case = CASES[f"scheme/sinks/{id}"]
+    assert run_case(reference_bf16, case).outcome == "pass"
+
+    def spoil(call, result):
+        result.dsinks[1] = result.dsinks[1] * 2
+
+    record = run_case(changed(reference_bf16, spoil), case)
+    wrong = [(one.tensor, one.worker) for one in record.findings if not one.ok]
+    assert record.outcome == "mismatch" and wrong == [("dsinks", 1)]
+
+
+def test_a_rank_gets_the_sinks_and_the_bias_of_its_heads_and_rows():
+    claims = reference_bf16.capabilities
+    [call] = CASES["scheme/sinks/dcp-w4"].make(claims)
+    whole = [0.5 - 0.75 * head for head in range(8)]
+    for rank in range(4):
+        assert call.worker("sinks", rank)[:, 0].tolist() == [whole[h] for h in call.heads_q[rank]]
+    [call] = CASES["scheme/bias/all-gather-w3"].make(claims)
+    assert call.passes == ("forward",)
+    assert [x.shape for x in call.tensors["bias"]] == [(1, 1, 4, 12)] * 3
+    assert call.index_q[0].tolist() == [0, 1, 10, 11]
+
+
+def test_every_term_and_every_element_of_a_batch_has_a_case_that_only_its_feature_claims():
+    for feature in SCHEME_TERMS:
+        left = tuple(x for x in reference_bf16.capabilities.features if x != feature)
+        claims = dataclasses.replace(reference_bf16.capabilities, features=left)
+        reasons = {case.why_not(claims) for case in CASES.values()}
+        assert reasons == {None, f"feature {feature}"}
+    one = dataclasses.replace(reference_bf16.capabilities, batch=(1,))
+    assert sum(case.why_not(one) == "batch 2" for case in CASES.values()) >= 5
+
+
 def test_padding_slots_are_not_judged_and_empty_ranks_are_asked():
     def spoil(call, result):
         for rank, tokens in enumerate(call.index_q):
@@ -163,5 +199,5 @@ def test_a_claim_of_an_unknown_scheme_is_refused():
 def test_the_example_of_decoding_passes_all_that_it_claims():
     target = load_target(f"{Path(__file__).parents[2] / 'docs/conform/example_dcp.py'}:target")
     summary = run(target, list(CASES.values()))
-    assert summary.counts["pass"] == 12 and set(summary.counts) == {"pass", "not claimed"}
+    assert summary.counts["pass"] == 13 and set(summary.counts) == {"pass", "not claimed"}
     assert summary.coverage.untested == {}

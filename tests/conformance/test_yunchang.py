@@ -78,6 +78,25 @@ def test_by_hand_a_window_goes_to_each_block_without_its_distance(what, workers)
     assert found["o"]["errors"][0] <= BF16 and found["dq"]["errors"][0] <= BF16
 
 
+@pytest.mark.yunchang
+@pytest.mark.slow
+def test_by_hand_causal_stripes_are_right_only_if_neighbours_exchange_heads_and_zigzag_in_both_orders():
+    for what, order in (("usp-strip", "low"), ("usp-zigzag", "low"), ("usp-zigzag", "high")):
+        for name, one in by_hand(what, order, "fa", "bfloat16", 4, "causal").items():
+            assert all(error <= BF16 for error in one["errors"]), (what, order, name)
+    for name, one in by_hand("usp-strip", "high", "fa", "bfloat16", 4, "causal").items():
+        assert all(error > 0.1 for error in one["errors"]), name
+
+
+@pytest.mark.yunchang
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["usp-strip", "usp-zigzag"])
+@pytest.mark.parametrize("order", ["low", "high"])
+def test_by_hand_windows_of_stripes_and_zigzag_are_wrong(what, order):
+    for name, one in by_hand(what, order, "fa", "bfloat16", 4, "window").items():
+        assert any(not error <= 0.1 for error in one["errors"]), name
+
+
 # What the cases find: the wrong tensors of each case that fails.
 WRONG = {
     "ring": {"probe/gradient-pattern/causal-contiguous-w2-fp16": {"dq"}},

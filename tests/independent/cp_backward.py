@@ -21,7 +21,9 @@ def backward(program, wide, axis, parts, results):
             if program.at(r, "ring") > 0 and fault != "text-rows-of-every-copy":
                 mask[: program.text] = False  # the copies at coordinate 0 are differentiated
             slots = key_heads(rows[r].heads, computed[0], program.key_head)
-            steps = gradients(rows[r], computed[0], mask, slots, program.scale, lse, o)
+            steps = gradients(
+                rows[r], computed[0], mask, slots, program.scale, lse, o, program.extra
+            )
             dq[r] += steps[0]
             target = of_text[r] if block[1] is None else own[block[1]]
             for total, step in zip(target, steps[1:], strict=True):

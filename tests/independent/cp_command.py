@@ -20,6 +20,7 @@ CLAIMS = {
     "masks": ["causal", "documents"],
     "features": ["replicated-tokens", "kv-replicas", "padded-documents", "empty-ranks", "multi-token-decode", "prefix"],
     "formats": ["float32"],
+    "batch": [1],
 }  # fmt: skip
 DTYPES = {"F32": np.float32, "I64": np.int64}
 TABLES = ("index_q", "index_k", "heads_q", "heads_k", "position_q", "position_k")

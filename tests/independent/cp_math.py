@@ -102,16 +102,18 @@ def key_heads(heads, keys, key_head):
     return [keys.heads.index(key_head(h)) if key_head(h) in keys.heads else 0 for h in heads]
 
 
-def attend(rows, keys, allowed, slots, scale):
+def attend(rows, keys, allowed, slots, scale, extra):
     """o and lse of the rows over these keys; o = 0 and lse = -inf where nothing is seen."""
     k, v = keys.x["k"][slots], keys.x["v"][slots]
-    s = np.where(allowed, rows.x["q"] @ k.transpose(0, 2, 1) * scale, -np.inf)
+    s = rows.x["q"] @ k.transpose(0, 2, 1) * scale + extra.scores(rows, keys)
+    s = np.where(allowed, s, -np.inf)
     m = s.max(axis=2, initial=-np.inf)
     w = np.exp(s - np.where(np.isfinite(m), m, 0.0)[..., None])
     total = w.sum(axis=2)
     with np.errstate(divide="ignore"):
         lse = np.where(np.isfinite(m), m, 0.0) + np.log(total)
-    return w @ v / np.where(total > 0, total, 1.0)[..., None], lse
+    dropped = w * extra.factor(rows, keys)
+    return dropped @ v / np.where(total > 0, total, 1.0)[..., None], lse
 
 
 def merge(parts, fault=None):
@@ -160,15 +162,18 @@ def two(one, other):
         return o, top + np.log(a + b)
 
 
-def gradients(rows, keys, allowed, slots, scale, lse, o):
+def gradients(rows, keys, allowed, slots, scale, lse, o, extra):
     """dq of the rows, and dk, dv of the keys in the heads of the rows, from o and lse of whole rows."""
     q, dy = rows.x["q"], rows.x["dy"]
     k, v = keys.x["k"][slots], keys.x["v"][slots]
-    s = q @ k.transpose(0, 2, 1) * scale
+    s = q @ k.transpose(0, 2, 1) * scale + extra.scores(rows, keys)
     finite = np.where(np.isfinite(lse), lse, 0.0)[..., None]
     p = np.where(allowed & np.isfinite(lse)[..., None], np.exp(np.minimum(s - finite, 700.0)), 0.0)
-    delta = (dy * o).sum(axis=2, keepdims=True)
-    ds = p * (dy @ v.transpose(0, 2, 1) - delta) * scale
+    dlse = rows.x.get("dlse", np.zeros(1))[..., None] if extra.fault != "dlse-ignored" else 0.0
+    delta = (dy * o).sum(axis=2, keepdims=True) - dlse
+    factor = extra.factor(rows, keys)
+    ds = p * (dy @ v.transpose(0, 2, 1) * factor - delta) * scale
+    p = p * factor
     dk, dv = np.zeros_like(keys.x["k"]), np.zeros_like(keys.x["v"])
     for head, slot in enumerate(slots):
         dk[slot] += ds[head].T @ q[head]

@@ -17,6 +17,7 @@ from independent.cp_math import (
     merge,
     seen,
 )
+from independent.cp_terms import Extra
 
 
 class Program:
@@ -34,7 +35,8 @@ class Program:
         if fault == "scale-of-width":
             self.scale = job["q"][0].shape[2] ** -0.5
         starts = self.terms.get("cu_seqlens", ())
-        self.rows = self.piles("q", ("q", "dy"), starts)
+        self.extra = Extra(job, fault)
+        self.rows = self.piles("q", ("q", "dy", "dlse"), starts)
         self.keys = self.piles("k", ("k", "v"), self.terms.get("cu_seqlens_k", starts))
 
     def piles(self, side, names, starts):
@@ -202,7 +204,7 @@ class Program:
                 slots = key_heads(rows[r].heads, block[0], self.key_head)
                 mask = self.allowed(rows[r], block, r)
                 parts[r] += self.attended(rows[r], block[0], mask, slots)
-            results.append(self.merged(parts[r]))
+            results.append(self.finished(parts[r], rows[r].heads))
         found = {
             "o": self.home([o for o, _ in results], rows, forward=True),
             "lse": self.home([lse for _, lse in results], rows, forward=True),
@@ -211,14 +213,30 @@ class Program:
             from independent.cp_backward import backward
 
             found |= backward(self, wide, axis, parts, results)
+            if self.job.get("sinks") is not None:
+                found["dsinks"] = [self.sink_gradient(r, found) for r in self.ranks]
         return found
+
+    def sink_gradient(self, rank, found):
+        heads, dy = self.job["heads_q"][rank], self.job["dy"][rank]
+        dlse = self.job["dlse"][rank] if self.job.get("dlse") is not None else 0.0
+        return self.extra.sink_gradient(heads, found["o"][rank], found["lse"][rank], dy, dlse)
 
     def attended(self, rows, keys, mask, slots):
         """Partial results of the rows: one, or one for each chunk of the keys."""
         size = self.chunk or max(len(keys.tokens), 1)
         starts = range(0, max(len(keys.tokens), 1), size)
         chunks = [slice(first, first + size) for first in starts]
-        return [attend(rows, keys.rows(at), mask[:, at], slots, self.scale) for at in chunks]
+        parts = [
+            attend(rows, keys.rows(at), mask[:, at], slots, self.scale, self.extra) for at in chunks
+        ]
+        if self.fault == "sinks-in-every-part":
+            parts = [self.extra.with_sinks(part, rows.heads) for part in parts]
+        return parts
+
+    def finished(self, parts, heads):
+        part = self.merged(parts)
+        return part if self.fault == "sinks-in-every-part" else self.extra.with_sinks(part, heads)
 
     def merged(self, parts):
         return merge(parts[::-1] if self.backwards else parts, self.fault)
@@ -242,6 +260,9 @@ class Program:
                     at = list(range(u, count, len(members)))
                 if self.fault == "text-heads-not-gathered" and m != r and not add:
                     piece[:, : self.text] = 0
+                if self.fault == "dk-of-own-copy" and add and m != r:
+                    other = [n for n, h in enumerate(at) if h not in piles[r].heads]
+                    at, piece = [at[n] for n in other], piece[other]
                 if self.fault == "dk-of-first-copy" and add:
                     new = [n for n, h in enumerate(at) if not whole[h].any()]
                     at, piece = [at[n] for n in new], piece[new]
@@ -272,7 +293,7 @@ class Program:
                 if self.fault == "heads-interleaved":
                     at = [self.at(r, axis) + n * self.size(axis) for n in range(len(mine))]
                 parts += [tuple(x[at] for x in part) for part in values]
-            together = self.merged(parts)
+            together = self.finished(parts, mine)
             o.append(together[0])
             lse.append(together[1])
         return {"o": o, "lse": lse}

@@ -41,7 +41,7 @@ Exit codes:
 )
 @timeout_option
 def reproduce_command(words: tuple[str, ...], **given: Any) -> None:
-    """Write one file of at most 100 lines that shows how TARGET fails the case ID, and a text for an issue.
+    """Write one file of at most 100 lines (120 for a scheme) that shows how TARGET fails the case ID, and a text for an issue.
 
     The program imports NumPy and what the target needs, but not ringspec. It contains the simplest inputs that still
     fail, the call, and attention in float64, and prints the numbers that differ. It has been run before it is written.

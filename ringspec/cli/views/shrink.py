@@ -93,7 +93,9 @@ def inputs(call: Call) -> list[str]:
     """Describe the options and the tensors of a call as lines."""
     passes = " and ".join(call.passes)
     ring = f", {call.circulation}, direction {call.direction}" if call.operation == "ring" else ""
-    found = [f"{call.operation}, {passes}, {call.layout}{ring}"]
+    mesh = " x ".join(f"{axis} {size}" for axis, size in call.mesh)
+    scheme = f", {call.scheme}, mesh {mesh}" if call.scheme else ""
+    found = [f"{call.operation}, {passes}, {call.layout}{ring}{scheme}"]
     terms = ", ".join(f"{name} = {json.dumps(x)}" for name, x in sorted(call.terms.items()))
     found += [terms] if terms else []
     for name, shards in call.tensors.items():

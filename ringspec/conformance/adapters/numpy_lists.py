@@ -23,7 +23,8 @@ class NumPyTarget:
     The function gets lists with one array per worker: q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv]. It may have
     further parameters, each with the name of the part of a call that it gets:
 
-    - tensors (``dy``, ``dlse``, ``bias``...): None if the call lacks the tensor; ``sinks`` [H, N] is one array, not a list
+    - tensors (``dy``, ``dlse``, ``bias``...): None if the call lacks the tensor; ``sinks`` [H, N] is one array,
+      not a list, except in the operation 'context_parallel'
     - terms (``scale``, ``causal``, ``window``...): the parameter's default if the call lacks the term
     - fields of the call (``workers``, ``layout``, ``index_q``, ``position_q``...)
     - ``call``: the :class:`~ringspec.conformance.target.protocol.Call` itself
@@ -67,7 +68,7 @@ def arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     tensors = {
-        name: arrays[0] if name in SHARED or call.operation == "merge" else list(arrays)
+        name: arrays[0] if shared(name, call) else list(arrays)
         for name, arrays in call.tensors.items()
     }
     offered = {**tensors, **call.terms}
@@ -88,6 +89,11 @@ def arguments(function: Callable[..., Any], call: Call) -> dict[str, Any]:
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
                 offered[name] = None
     return offered
+
+
+def shared(name: str, call: Call) -> bool:
+    """Tell whether a tensor is one array for all workers; the ranks of a scheme may have sinks of different heads."""
+    return call.operation == "merge" or (name in SHARED and call.operation != "context_parallel")
 
 
 def result_from(value: Any) -> Result:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from ringspec.conformance.cases.scheme_terms import TERMS
 from ringspec.conformance.cases.splits import Split
 from ringspec.vectors.catalogue.build import packed_requests, put
 
@@ -180,4 +181,4 @@ SERVED: dict[str, dict[str, Any]] = {
     "window": after(TOKENS, 8) | {"window": (6, 0)},
     "requests": packed_requests((11, 3, 10), (3, 1, 4)),
 }
-SPLITS = (*(replace(one, id=f"scheme/{one.id}") for one in NAMED), *covering())
+SPLITS = (*(replace(one, id=f"scheme/{one.id}") for one in (*NAMED, *TERMS)), *covering())

@@ -17,11 +17,13 @@ import numpy as np
 from ringspec.conformance.cases.calls import OF_KEYS, OF_QUERIES, ExpectedTensor
 from ringspec.conformance.cases.problems import drawn, problem_of, truth_of
 from ringspec.conformance.target.capabilities import Capabilities
-from ringspec.conformance.target.cells import shards_of
+from ringspec.conformance.target.cells import OF_HEADS, OF_PAIRS, cut_of, shards_of
 from ringspec.conformance.target.protocol import Call
-from ringspec.conformance.target.results import frozen, read_only
+from ringspec.conformance.target.results import due_of, frozen, read_only
 from ringspec.problem.model import Problem
 from ringspec.schemes.mesh import Mesh
+from ringspec.truth.exactly import Wanted, attention
+from ringspec.truth.sharded import Tables
 from ringspec.vectors.catalogue.build import DTYPES, telling
 from ringspec.vectors.format.case import Case, SchemeCall
 from ringspec.vectors.format.inputs import inputs_of
@@ -31,6 +33,7 @@ from ringspec.vectors.generate import arguments_of
 from ringspec.vectors.scheme_tables import shard_tensors, tables_of_scheme
 
 HEAD_DIM = 16
+GIVEN = (*OF_KEYS, *OF_QUERIES, *OF_HEADS, *OF_PAIRS)
 TRAINED = ("ring", "double_ring", "all_gather", "ulysses", "usp", "joint")
 # The tables of a golden case, by their names in a call.
 NAMES_IN_CALLS = {
@@ -72,8 +75,8 @@ class Split:
 
     @property
     def trained(self) -> bool:
-        """Whether the scheme has a backward pass."""
-        return self.scheme in TRAINED
+        """Whether there is a backward pass: not of every scheme, and not with a bias."""
+        return self.scheme in TRAINED and "bias" not in self.terms
 
     @property
     def workers(self) -> int:
@@ -100,9 +103,12 @@ def width_for(split: Split, claims: Capabilities) -> int:
 
 
 def dtype_for(split: Split, claims: Capabilities) -> str:
-    """Return the format of a case: the claimed ones take turns, so that each has its share of the cases."""
+    """Return the format of a case: the claimed ones take turns, so that each has its share of the cases.
+
+    A case that was made smaller has the format of the original, whose id is the first word of its own.
+    """
     claimed = [name for name in DTYPE_NAMES if DTYPES[name].inputs in claims.formats] or ["f32"]
-    return claimed[zlib.crc32(split.id.encode()) % len(claimed)]
+    return claimed[zlib.crc32(split.id.partition(" ")[0].encode()) % len(claimed)]
 
 
 def shared(split: Split, claims: Capabilities) -> Shared:
@@ -156,7 +162,7 @@ def call_of(split: Split, claims: Capabilities) -> Call:
     inputs = {
         name: x
         for name, x in inputs_of(made.case).items()
-        if name in (*OF_KEYS, *OF_QUERIES) and (name != "dy" or "backward" in passes)
+        if name in GIVEN and (name not in ("dy", "dlse") or "backward" in passes)
     }
     # The positions of the call include q_offset.
     terms = {name: x for name, x in made.case.terms.items() if name != "q_offset"} | dict(split.own)
@@ -169,7 +175,7 @@ def call_of(split: Split, claims: Capabilities) -> Call:
         layout_of(how), scheme=split.scheme, mesh=split.mesh, **made.tables,
     )  # fmt: skip
     return replace(
-        bare, tensors={name: frozen(cut(x, *shards_of(bare, name))) for name, x in inputs.items()}
+        bare, tensors={name: frozen(cut_of(bare, name, x)) for name, x in inputs.items()}
     )
 
 
@@ -178,7 +184,7 @@ def expected_of(split: Split, claims: Capabilities, call: Call) -> dict[str, Exp
     truth = truth_of(problem_of(shared(split, claims).case))
     found = {}
     for name, values in truth.tensors.items():
-        if name not in ("o", "lse") and "backward" not in call.passes:
+        if name == "dsinks" or (name not in ("o", "lse") and "backward" not in call.passes):
             continue
         tokens, heads = shards_of(call, name)
         kind = "statistics" if name == "lse" else "outputs"
@@ -187,4 +193,24 @@ def expected_of(split: Split, claims: Capabilities, call: Call) -> dict[str, Exp
             for x in (values["float64"], values[call.formats[kind]], truth.scales[name])
         )
         found[name] = ExpectedTensor(exact, rounded, scale, tuple(tokens >= 0))
+    if "dsinks" in due_of(call):
+        found["dsinks"] = sums_of_sinks(shared(split, claims).case, call)
     return found
+
+
+def sums_of_sinks(case: Case, call: Call) -> ExpectedTensor:
+    """Return the correct dsinks [h, N] of each rank: the sums over its own rows."""
+    assert call.index_q is not None and call.index_k is not None and call.heads_q is not None
+    problem, upstream, _ = arguments_of(case, inputs_of(case))
+    wanted = Wanted((call.formats["statistics"], "float64"), scales=True)
+    truth = attention(problem, upstream, Tables(call.index_q, call.index_k), wanted)
+    values = truth.tensors["dsinks_parts"]
+    exact, rounded, scale = (
+        tuple(part[of] for part, of in zip(x, call.heads_q, strict=True))
+        for x in (
+            values["float64"],
+            values[call.formats["statistics"]],
+            truth.scales["dsinks_parts"],
+        )
+    )
+    return ExpectedTensor(exact, rounded, scale)

@@ -16,7 +16,7 @@ Weights = Callable[[int], Floats]
 def partial(world: World, block: Block, scale: float) -> Partial:
     """Return o and lse of all rows over one block; 0 and -inf where nothing is visible."""
     heads = list(block.key_head)
-    s = world.q @ world.k[:, heads].swapaxes(2, 3) * scale
+    s = products(world, heads, scale)
     counts = np.broadcast_to(block.counts, s.shape)
     top = np.where(counts > 0, s, -np.inf).max(axis=3, initial=-np.inf)
     base = np.where(np.isfinite(top), top, 0.0)
@@ -24,7 +24,23 @@ def partial(world: World, block: Block, scale: float) -> Partial:
     total = w.sum(axis=3)
     with np.errstate(divide="ignore"):
         lse = base + np.log(total)
-    return w @ world.v[:, heads] / np.where(total > 0, total, 1.0)[..., None], lse
+    kept = w if world.factor is None else w * world.factor
+    return kept @ world.v[:, heads] / np.where(total > 0, total, 1.0)[..., None], lse
+
+
+def products(world: World, heads: Sequence[int], scale: float) -> Floats:
+    """Return the scores [B, H, Sq, K] before masks."""
+    s = world.q @ world.k[:, list(heads)].swapaxes(2, 3) * scale
+    return s if world.bias is None else s + world.bias
+
+
+def with_sinks(world: World, part: Partial) -> Partial:
+    """Return o and lse with the sinks in the denominator."""
+    if world.sinks is None:
+        return part
+    o, lse = part
+    together = np.logaddexp(lse, np.logaddexp.reduce(world.sinks, axis=1)[None, :, None])
+    return o * np.exp(lse - together)[..., None], together
 
 
 def merged(parts: list[Partial], base: float = 1.0) -> Partial:
@@ -60,7 +76,7 @@ def answer(world: World, change: Change) -> Answer:
     scale = world.scale if change.scale is None else change.scale
     blocks = world.all_blocks if change.blocks is None else change.blocks
     parts = [[partial(world, block, scale) for block in own] for own in blocks]
-    results = [change.merge(own) for own in parts]
+    results = [with_sinks(world, change.merge(own)) for own in parts]
     found = {
         "o": world.cut("o", [o for o, _ in results]),
         "lse": world.cut("lse", [lse for _, lse in results]),
@@ -112,15 +128,19 @@ def gradients(
 def scores(
     world: World, block: Block, o: Floats, lse: Floats, scale: float
 ) -> tuple[Floats, Floats]:
-    """Return P and the gradient of q k^T of all rows over one block."""
+    """Return P after dropout, and the gradient of q k^T, of all rows over one block."""
     assert world.dy is not None
     heads = list(block.key_head)
-    s = world.q @ world.k[:, heads].swapaxes(2, 3) * scale
+    s = products(world, heads, scale)
     counts = np.broadcast_to(block.counts, s.shape) * np.isfinite(lse)[..., None]
     least = np.where(np.isfinite(lse), lse, 0.0)[..., None]
     p = counts * np.exp(np.where(counts > 0, np.minimum(s - least, 700.0), 0.0))
     delta = (world.dy * o).sum(axis=3, keepdims=True)
-    return p, p * (world.dy @ world.v[:, heads].swapaxes(2, 3) - delta) * scale
+    if world.dlse is not None:
+        delta = delta - world.dlse[..., None]
+    factor = 1.0 if world.factor is None else world.factor
+    dp = world.dy @ world.v[:, heads].swapaxes(2, 3) * factor
+    return p * factor, p * (dp - delta) * scale
 
 
 def local(rank: int, own: Sequence[Block], met: Block) -> Block:

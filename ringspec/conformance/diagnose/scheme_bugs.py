@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.diagnose import scheme_masks as masks
 from ringspec.conformance.diagnose import scheme_merges as merges
+from ringspec.conformance.diagnose import scheme_term_bugs as terms
 from ringspec.conformance.diagnose.scheme_answers import Change, answer
 from ringspec.conformance.diagnose.scheme_world import Answer, Block, Floats, World
 
@@ -193,6 +194,25 @@ def copies_kept(choose: Callable[[list[int]], Mapping[int, float]]) -> Callable[
     return made
 
 
+def own_copy_kept(world: World) -> Made:
+    """Each rank that has a copy of a key head keeps the gradient of this copy alone."""
+    parts = world.mesh.size("ulysses")
+    if parts == 1 or world.dy is None:
+        return None
+    member = np.arange(world.heads) // (world.heads // parts)
+    users = [
+        {int(member[h]) for h, g in enumerate(world.key_head) if g == own}
+        for own in range(world.kv_heads)
+    ]
+
+    def take(rank: int) -> Floats:
+        here = world.mesh.coordinate(rank, "ulysses")
+        kept = [here not in users[g] or member[h] == here for h, g in enumerate(world.key_head)]
+        return np.where(kept, 1.0, 0.0)[:, None, None]
+
+    return Change(take=take)
+
+
 def own_rows_only(world: World) -> Made:
     if world.call.scheme != "all_gather" or world.dy is None:
         return None
@@ -281,6 +301,7 @@ HEAD_ORDERS = (
 OTHER_COPIES = (
     copies_kept(lambda ranks: {ranks[0]: 1.0}),
     copies_kept(lambda ranks: dict.fromkeys(ranks, 1 / len(ranks))),
+    own_copy_kept,
 )
 BUGS = (
     # What a row meets
@@ -300,7 +321,7 @@ BUGS = (
     SchemeBug("scheme-text-gradient-copies", "every copy of a text row is differentiated, so its gradients of keys count once for each rank of the ring", text_rows_of_every_copy),
     SchemeBug("scheme-text-gradient-part", "each rank's dk and dv of the text lack the parts of the other ranks", text_dk_own_part),
     # Backward
-    SchemeBug("scheme-gradient-copy", "of a key head on several ranks, only one copy's gradient is kept, or their mean", copies_kept(lambda ranks: {ranks[-1]: 1.0}), more=OTHER_COPIES),
+    SchemeBug("scheme-gradient-copy", "of a key head on several ranks, only one copy's gradient is kept (also on each rank its own), or their mean", copies_kept(lambda ranks: {ranks[-1]: 1.0}), more=OTHER_COPIES),
     SchemeBug("scheme-gradient-own-rows", "the gradients of gathered keys are not added over the ranks", own_rows_only),
     SchemeBug("scheme-gradient-hop", "dk and dv end one hop before they are home", one_hop_short),
     SchemeBug("scheme-gradient-block-lse", "the backward pass uses o and lse of the block, not of the row", backward_change(own_lse=True), (f"{LINK}tenstorrent/tt-metal/issues/53205",)),
@@ -315,4 +336,5 @@ BUGS = (
     SchemeBug("scheme-merge-two-empty", "the merge of two parts without keys is NaN", merging(merges.tree), (f"{LINK}vllm-project/vllm/issues/27491", f"{LINK}vllm-project/vllm/pull/39148")),
     SchemeBug("scheme-lse-last", "lse is that of the last block", merging(merges.last_lse)),
     *(SchemeBug(*row) for row in masks.BUGS),
+    *(SchemeBug(*row) for row in terms.BUGS),
 )  # fmt: skip

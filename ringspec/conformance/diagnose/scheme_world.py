@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ringspec.conformance.target.cells import global_of, positions_of, shards_of
 from ringspec.conformance.target.protocol import Call
 from ringspec.schemes.mesh import Mesh
+from ringspec.spec.dropout import keep_mask
 from ringspec.vectors.format.shards import cut
 
 GATHERED = {"all_gather": "cp", "pcp": "pcp", "dcp": "dcp"}
@@ -50,7 +51,10 @@ class World:
         self.tokens_q, self.heads_q = shards_of(call, "q")
         self.tokens_k, self.heads_k = shards_of(call, "k")
         self.q, k, v = (global_of(call, name) for name in ("q", "k", "v"))
-        self.dy = global_of(call, "dy") if "dy" in call.tensors else None
+        self.dy, self.dlse, self.sinks = (
+            global_of(call, name) if name in call.tensors else None
+            for name in ("dy", "dlse", "sinks")
+        )
         self.heads, self.kv_heads = self.q.shape[1], k.shape[1]
         self.place_q, place_k = positions_of(call)
         self.keys = k.shape[2]
@@ -64,6 +68,32 @@ class World:
         self.group = self.heads // self.kv_heads
         self.key_head = [head // self.group for head in range(self.heads)]
         self.scale: float = self.terms["scale"]
+        self.bias = self.of_pairs("bias") if "bias" in call.tensors else None
+        self.factor: Floats | None = self.dropped()
+
+    def of_pairs(self, name: str) -> Floats:
+        """Return a tensor [1|B, 1|H, Sq, K] of pairs, with zeros in the columns of padding slots."""
+        x = np.asarray(global_of(self.call, name), np.float64)
+        return np.pad(x, ((0, 0), (0, 0), (0, 0), (0, self.k.shape[2] - x.shape[3])))
+
+    def dropped(
+        self, place_q: Any = None, place_k: Any = None, heads: Sequence[int] | None = None
+    ) -> Floats | None:
+        """Return by what dropout multiplies each weight, with other positions or numbers of heads if given."""
+        p = self.terms.get("dropout_p", 0.0)
+        if p == 0.0:
+            return None
+        if "keep" in self.call.tensors:
+            return self.of_pairs("keep") / (1.0 - p)
+        kept = keep_mask(
+            (self.place_q if place_q is None else place_q)[None],
+            (self.place_k if place_k is None else place_k)[None],
+            heads=np.array(range(self.heads) if heads is None else heads, np.int64),
+            batches=np.arange(self.q.shape[0]),
+            dropout_p=p,
+            dropout_seed=self.terms["dropout_seed"],
+        )
+        return np.where(kept, 1.0, 0.0) / (1.0 - p)
 
     @cached_property
     def documents(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

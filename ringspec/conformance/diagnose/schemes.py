@@ -75,6 +75,8 @@ def flat(call: Call, results: Outputs | Answer) -> Flat:
     """Return all elements of each result, of all ranks and without padding slots, as one vector."""
     found = {}
     for name, each in results.items():
+        if name == "dsinks":  # it follows from the others
+            continue
         tokens, _ = shards_of(call, name)
         found[name] = np.concatenate(
             [load(x)[:, :, at >= 0].ravel() for x, at in zip(each, tokens, strict=True)]

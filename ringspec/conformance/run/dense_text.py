@@ -18,12 +18,17 @@ TENSORS = (
     "q", "k", "v", "dy", "dlse", "o", "lse", "sinks", "mask", "bias", "segments_q", "segments_k",
     "bound_min", "bound_max",
 )  # fmt: skip
+# Terms of schemes that only decide which rank holds which token; the tables of the call say it.
+OF_TABLES = ("cu_seqlens_padded", "interleave")
+COPIES = ("joint", "dcp")
 RESULTS = ("o", "lse", "dq", "dk", "dv")
 
 
 def check_known(call: Call, wrong: tuple[str, ...]) -> None:
     """Raise OptionError for a call that the dense check cannot compute."""
-    unknown = [name for name in call.terms if name not in TERMS]
+    unknown = [name for name in call.terms if name not in (*TERMS, *OF_TABLES)]
+    if call.scheme in COPIES:
+        unknown.append(f"the scheme {call.scheme}, whose ranks hold the same tokens")
     unknown += [name for name in call.tensors if name not in TENSORS]
     unknown += [f"the tensor {name}" for name in wrong[:1] if name not in RESULTS]
     if call.operation == "block" and "backward" in call.passes:

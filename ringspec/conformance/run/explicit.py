@@ -42,7 +42,8 @@ OF_FORWARD = (
 class Explicit:
     """A problem with explicit numbers.
 
-    ``tensors``: global arrays by name, in float64, int64 or bool. ``ring``: None for a block. The other fields are those
+    ``tensors``: global arrays by name, in float64, int64 or bool. ``ring``: None for a block, and for
+    a scheme, which has ``ranks``. The other fields are those
     of :class:`ringspec.vectors.format.case.Case`.
     """
 
@@ -52,6 +53,7 @@ class Explicit:
     ring: Ring | None
     terms: Mapping[str, Any]
     tensors: Mapping[str, NDArray]
+    ranks: int = 1
 
     @property
     def shape(self) -> Shape:
@@ -60,7 +62,7 @@ class Explicit:
 
     @property
     def workers(self) -> int:
-        return 1 if self.ring is None else self.ring.workers
+        return self.ranks if self.ring is None else self.ring.workers
 
     @property
     def default_scale(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.target.protocol import TABLES, Call
+from ringspec.conformance.target.protocol import EVERY_TABLE, TABLES, Call
 from ringspec.errors import OptionError, shown
 from ringspec.formats import load, name_of
 
@@ -67,7 +67,7 @@ def source(value: Any, call: Call) -> str:
         owner = [name for name, xs in call.tensors.items() if any(x is value for x in xs)]
         if owner:
             return f"{owner[0]}[0]"
-        table = [name for name in TABLES if getattr(call, name) is value]
+        table = [name for name in EVERY_TABLE if getattr(call, name) is value]
         return f"np.array({table[0]})" if table else array_text(value)
     if isinstance(value, list | tuple) and any(isinstance(x, np.ndarray) for x in value):
         for name, xs in call.tensors.items():

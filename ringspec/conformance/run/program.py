@@ -22,10 +22,11 @@ from ringspec.conformance.run.standalone import place_of, standalone
 from ringspec.conformance.run.torch_text import torch_lines
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import as_seen
-from ringspec.conformance.target.protocol import TABLES, Call
+from ringspec.conformance.target.protocol import EVERY_TABLE, Call
 from ringspec.errors import OptionError
 
 MOST_LINES = 100
+MORE_LINES = 20  # of a scheme, whose functions exchange tensors before and after the attention
 MOST_PLACES = 3
 GENEROUS = 1e-2  # relative tolerance for a result that is NaN or infinite, whose bound is not known
 Writable = NumPyTarget | TorchTarget
@@ -76,12 +77,12 @@ def supported(target: Any) -> Writable:
 
 
 def program(target: Writable, call: Call, places: Sequence[Place], title: str) -> str:
-    """Return the text of a reproducer; raise OptionError if it would have more than 100 lines."""
+    """Return the text of a reproducer; raise OptionError if it would have more than 100 lines, or 120 of a scheme."""
     seen = as_seen(call, target.capabilities)
     function = standalone(place_of(target.function))
     work = working(target, seen, places, function)
     used = "\n".join(work)
-    tables = [name for name in TABLES if re.search(rf"\b{name}\b", used)]
+    tables = [name for name in EVERY_TABLE if re.search(rf"\b{name}\b", used)]
     body = [
         "# Inputs: one array for each worker.", *input_lines(seen, tables),
         "# Tensor, worker, element (batch, head, token, d), and the largest error that rounding explains.",
@@ -95,10 +96,12 @@ def program(target: Writable, call: Call, places: Sequence[Place], title: str) -
         "",
     ]
     head += ["from __future__ import annotations", "", *imports(function, body)]
-    lines = short([*head, *(line for line in function if not is_import(line)), "", "", *body])
-    if len(lines) > MOST_LINES:
+    most = MOST_LINES + (MORE_LINES if call.scheme else 0)
+    own = [line for line in function if not is_import(line)]
+    lines = short([*head, *own, "", "", *body], most)
+    if len(lines) > most:
         raise OptionError(
-            f"a reproducer of at most {MOST_LINES} lines",
+            f"a reproducer of at most {most} lines",
             f"{len(lines)} lines, {len(function)} of them the function under test",
             "define the function in a module of its own, and import it in the file of the target; or let the "
             "search take longer (--shrink-time)",
@@ -116,7 +119,7 @@ def working(
     name = place_of(target.function).rpartition(":")[2]
     if isinstance(target, TorchTarget):
         imported = not any(line.startswith(f"def {name}(") for line in function)
-        tables = [one for one in TABLES if imported or one in "\n".join(function)]
+        tables = [one for one in EVERY_TABLE if imported or one in "\n".join(function)]
         calling = [*torch_lines(name, call, target.options, tables)]
     else:
         calling = numpy_lines(name, target, call)
@@ -134,7 +137,7 @@ def row_of(place: Place, per_worker: Mapping[str, int]) -> tuple[int, ...]:
     return (b, h, place.worker * tokens + slot, *d)
 
 
-def short(lines: list[str]) -> list[str]:
+def short(lines: list[str], limit: int = MOST_LINES) -> list[str]:
     """Keep at most two empty lines in a row; at most one, or none, if there would be too many lines."""
     for most in (2, 1, 0):
         kept, empty = [], 0
@@ -142,7 +145,7 @@ def short(lines: list[str]) -> list[str]:
             empty = 0 if line else empty + 1
             if empty <= most:
                 kept.append(line)
-        if len(kept) <= MOST_LINES:
+        if len(kept) <= limit:
             break
     return kept
 
@@ -151,8 +154,12 @@ def about(call: Call, torch: bool) -> str:
     """Describe what the program needs and how it ends."""
     needs = "NumPy" + (", ml_dtypes" if "bfloat16" in call.formats.values() else "")
     needs += " and PyTorch" if torch else ""
+    what = f"A ring of {call.workers} workers"
+    if call.scheme:
+        mesh = " x ".join(f"{axis} {size}" for axis, size in call.mesh)
+        what = f"Attention split by {call.scheme} over {call.workers} ranks, mesh {mesh}"
     return (
-        f"A ring of {call.workers} workers ({' and '.join(call.passes)}), compared with dense attention in float64. "
+        f"{what} ({' and '.join(call.passes)}), compared with dense attention in float64. "
         f"Needs {needs}. Exit status: 1 while a number below is wrong, 0 once all are right."
     )
 

@@ -109,6 +109,7 @@ class Shrunk:
                 "index_k": None if call.index_k is None else call.index_k.tolist(),
                 "circulation": call.circulation,
                 "direction": call.direction,
+                **scheme_of(call),
                 "terms": dict(call.terms),
                 "formats": dict(call.formats),
                 "inputs": {name: [x.tolist() for x in xs] for name, xs in call.tensors.items()},
@@ -118,6 +119,14 @@ class Shrunk:
     @property
     def ends(self) -> tuple[tuple[str, Trial], ...]:
         return ("first", self.first), ("last", self.last)
+
+
+def scheme_of(call: Call) -> dict[str, Any]:
+    """Return how a call splits attention over ranks, as plain data; nothing for a ring or a block."""
+    if not call.scheme or call.heads_q is None or call.heads_k is None:
+        return {}
+    heads = {"heads_q": call.heads_q.tolist(), "heads_k": call.heads_k.tolist()}
+    return {"scheme": call.scheme, "mesh": [list(axis) for axis in call.mesh], **heads}
 
 
 def shrink(
@@ -158,7 +167,7 @@ shrink. Fix: leave --shrink out.
 OTHERS = {
     "merge": "which merges partial results",
     "layout": "which has integers and no tensors",
-    "context_parallel": "which splits attention by a scheme; ringspec replay repeats it",
+    "context_parallel": "which splits attention by a scheme; ringspec replay --shrink makes it smaller",
 }
 
 

@@ -57,5 +57,9 @@ def local_text(call: Call, further: list[str], tables: Sequence[str]) -> str:
     plain |= {"rank": "rank", "causal": repr(bool(call.terms.get("causal", False)))}
     plain |= {"scale": repr(float(call.terms["scale"]))} if "scale" in call.terms else {}
     plain |= {"tensors": f"{{{', '.join(f'{n!r}: given[{n!r}]' for n in further)}}}"}
+    if call.scheme:
+        axes, sizes = zip(*call.mesh, strict=True)
+        plain |= {name: repr(getattr(call, name)) for name in ("scheme", "mesh")}
+        plain["device_mesh"] = f"dist.init_device_mesh('cpu', {sizes}, mesh_dim_names={axes})"
     plain |= {name: f"tensor({name}[rank])" for name in tables if getattr(call, name) is not None}
     return f"SimpleNamespace({', '.join(f'{name}={text}' for name, text in plain.items())})"

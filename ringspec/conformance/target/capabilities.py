@@ -57,6 +57,8 @@ SCHEME_FEATURES = (
     "multi-token-decode",
     "mla",
 )
+SCHEME_TERMS = ("bias", "sinks", "several-sinks", "dropout", "keep", "dlse")
+"""Of :data:`FEATURES`, those that cases of schemes need."""
 FORMATS = ("bfloat16", "float16", "float32", "float64")
 NAMES: dict[str, Any] = {
     "operations": OPERATIONS + INTEGER_OPERATIONS + SCHEME_OPERATIONS,

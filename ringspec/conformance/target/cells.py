@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load
-from ringspec.vectors.format.shards import whole
+from ringspec.vectors.format.shards import cut, whole
 
 OF_KEYS = ("k", "v", "dk", "dv")
+OF_HEADS = ("sinks", "dsinks")  # [h, N] of the heads of a rank
+OF_PAIRS = ("bias", "keep")  # [1|B, 1|h, n, Sk]: own queries, all keys
 
 
 def shards_of(call: Call, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -24,10 +26,27 @@ def shards_of(call: Call, name: str) -> tuple[NDArray[np.int64], NDArray[np.int6
     return tokens, heads
 
 
-def global_of(call: Call, name: str) -> NDArray:
-    """Return a tensor of a call in global order, float64; of several copies, that of the lowest rank."""
+def cut_of(call: Call, name: str, x: NDArray) -> list[NDArray]:
+    """Return what each rank holds of a global tensor of a call."""
     tokens, heads = shards_of(call, name)
-    parts = [np.asarray(load(part), np.float64) for part in call.tensors[name]]
+    if name in OF_HEADS:
+        return [x[of] for of in heads]
+    if name in OF_PAIRS and x.shape[1] == 1:
+        heads = np.zeros((len(tokens), 1), np.int64)
+    return cut(x, tokens, heads)
+
+
+def global_of(call: Call, name: str) -> NDArray:
+    """Return a tensor of a call in global order, float64 or bool; of several copies, that of the lowest rank."""
+    tokens, heads = shards_of(call, name)
+    parts = [x if x.dtype == np.bool_ else load(x) for x in call.tensors[name]]
+    if name in OF_HEADS:
+        found = np.zeros((int(heads.max()) + 1, parts[0].shape[1]))
+        for part, of in zip(parts, heads, strict=True):
+            found[of] = part
+        return found
+    if name in OF_PAIRS and parts[0].shape[1] == 1:
+        heads = np.zeros((len(tokens), 1), np.int64)
     return whole(parts, tokens, heads, int(tokens.max()) + 1, int(heads.max()) + 1)
 
 

@@ -69,7 +69,8 @@ class Call:
                      Merge: ``parts_o`` [N, B, H, S, Dv], ``parts_lse`` [N, B, H, S] of one worker.
                      Only the backward pass of a ring: the rounded ``o``, ``lse`` of the forward pass.
                      'context_parallel': each rank has its tokens x heads, [B, h, n, D] and [B, hkv, n, D], so H and Hkv
-                     are not in the shapes; replicated tokens are in the arrays of all ranks that hold them.
+                     are not in the shapes; replicated tokens are in the arrays of all ranks that hold them. ``sinks`` [h, N],
+                     ``bias`` and ``keep`` [1|B, 1|h, n, Sk] are those of the rank's heads and queries, and all keys.
     """
 
     id: str

@@ -47,7 +47,7 @@ def due_of(call: Call) -> dict[str, Due]:
     if "backward" in call.passes:
         for name, like in (("dq", q), ("dk", k), ("dv", v)):
             due[name] = Due(tuple(x.shape for x in like), outputs)
-        if "sinks" in call.tensors and call.operation == "ring":
+        if "sinks" in call.tensors and call.operation in ("ring", "context_parallel"):
             due["dsinks"] = Due(tuple(x.shape for x in call.tensors["sinks"]), statistics)
         if "bias" in call.tensors:
             due["dbias"] = Due(tuple(x.shape for x in call.tensors["bias"]), outputs)

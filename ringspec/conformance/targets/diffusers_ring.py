@@ -195,14 +195,13 @@ def dispatch() -> Any:
 
 
 @functools.cache
-def configuration(rank: int, workers: int, in_float32: bool, mode: str = "ring") -> Any:
-    """Make diffusers' parallel configuration on a mesh of this process group."""
+def configuration(rank: int, workers: int, in_float32: bool, ulysses: int = 1) -> Any:
+    """Make diffusers' parallel configuration on a mesh of this process group; ``ulysses``: its degree."""
     import torch
     from diffusers.models import _modeling_parallel as theirs
     from torch.distributed.device_mesh import init_device_mesh
 
     check_names(theirs, ("ContextParallelConfig", "ParallelConfig"), PACKAGE, KNOWN)
-    ulysses = {"ring": 1, "ulysses": workers, "unified": 2}[mode]
     ring = workers // ulysses
     refused = ring == ulysses == 1
     context = theirs.ContextParallelConfig(
@@ -223,7 +222,9 @@ def attention(
 
     module = dispatch()
     operations = (module._flash_attention_forward_op, module._flash_attention_backward_op)
-    parallel = configuration(call.rank, call.workers, q.dtype != torch.float64, mode)
+    usual = {"ring": 1, "ulysses": call.workers, "unified": 2}[mode]
+    degree = dict(call.mesh).get("ulysses", 1) if call.scheme else usual
+    parallel = configuration(call.rank, call.workers, q.dtype != torch.float64, degree)
     if call.workers == 1:
         plain = (None, 0.0, False, call.scale, False, True)
         o, lse = module.TemplatedRingAttention.apply(q, k, v, *plain, *operations, parallel)

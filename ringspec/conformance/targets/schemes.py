@@ -15,15 +15,18 @@ from ringspec.conformance.target.capabilities import (
     FORMATS,
     SCHEME_FEATURES,
     SCHEME_OPERATIONS,
+    SCHEME_TERMS,
     SCHEMES,
     Capabilities,
 )
 from ringspec.conformance.target.cells import global_of, positions_of
 from ringspec.conformance.target.protocol import Call, Refused, Result
 from ringspec.conformance.target.results import due_of
-from ringspec.formats import holds, store
+from ringspec.formats import holds, load, store
 from ringspec.recipes import RECIPES, Recipe
 from ringspec.schemes.api import context_parallel
+from ringspec.schemes.run import RankResult
+from ringspec.spec.dense_backward import dy_o_sum, sink_gradient
 
 NOT_OPTIONS = ("cu_seqlens_padded", "text", "text_at", "interleave")
 
@@ -39,7 +42,7 @@ class ReferenceSchemes:
             schemes=SCHEMES,
             layouts=("contiguous", "striped", "zigzag", "zigzag_per_document", "zigzag_padded"),
             masks=("causal", "window", "documents"),
-            features=(*SCHEME_FEATURES, *DOCUMENT_FEATURES),
+            features=(*SCHEME_FEATURES, *SCHEME_TERMS, *DOCUMENT_FEATURES),
             formats=tuple(name for name in FORMATS if holds(recipe.inputs, name)),
             repeats_bitwise=True,
             recipe=recipe.name,
@@ -49,13 +52,32 @@ class ReferenceSchemes:
     def run(self, call: Call) -> Result:
         if call.operation != "context_parallel":
             raise Refused(f"the operation {call.operation}: use the target reference")
-        results = context_parallel(**arguments_of(call), recipe=self.recipe).ranks
+        given = arguments_of(call)
+        results = context_parallel(**given, recipe=self.recipe).ranks
+        sums = [sink_sums(call, given, one, self.recipe) for one in results]
         return Result(
             **{
-                name: [store(getattr(one, name), due.format) for one in results]
+                name: [
+                    store(own if name == "dsinks" else getattr(one, name), due.format)
+                    for one, own in zip(results, sums, strict=True)
+                ]
                 for name, due in due_of(call).items()
             }
         )
+
+
+def sink_sums(call: Call, given: dict[str, Any], one: RankResult, recipe: Recipe) -> Any:
+    """Return dsinks [h, N] of the rows of a rank; None in a call without it."""
+    if "dsinks" not in due_of(call):
+        return None
+    dy, dlse = (
+        np.zeros_like(one.lse) if name not in call.tensors else load(call.worker(name, one.rank))
+        for name in ("dy", "dlse")
+    )
+    row_term = recipe.to_delta(dy_o_sum(recipe.to_inputs(dy, "dy"), one.o, recipe) - dlse)
+    row_term = np.where(np.array(one.query.tokens) >= 0, row_term, 0.0)
+    sinks = given["sinks"][list(one.query.heads)]
+    return sink_gradient(sinks, recipe.to_backward_lse(one.lse), row_term)
 
 
 def arguments_of(call: Call) -> dict[str, Any]:

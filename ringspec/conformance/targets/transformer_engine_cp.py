@@ -93,7 +93,7 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, variant: s
         padded,  # of q and of k
         padded,
         0.0,  # dropout_p
-        pairs_and_rows(group) if one.mode == "a2a+p2p" else group,
+        groups_of(call, group) if one.mode == "a2a+p2p" else group,
         dist.get_process_group_ranks(group),
         torch.cuda.Stream(),  # does nothing on a CPU
         one.mode,
@@ -130,6 +130,8 @@ def documents(call: LocalCall, slots: int, one: Variant) -> tuple[Any, Any, int]
     unit = 1 if one.layout == "contiguous" else 2 * call.workers
     lengths = [stop - start for start, stop in pairwise(starts)]
     rooms = [-(-length // unit) * unit for length in lengths]
+    if "cu_seqlens_padded" in call.terms:
+        rooms = [stop - start for start, stop in pairwise(call.terms["cu_seqlens_padded"])]
     if starts[0] != 0 or sum(rooms) != slots:
         raise Refused(f"documents that do not cover all tokens: {starts}")
     if rooms != lengths and not one.padded:
@@ -150,6 +152,13 @@ def window_size(call: LocalCall, tokens: int) -> tuple[int, int]:
     if left is None and right is None:
         return (-1, -1)
     return (tokens if left is None else left, tokens if right is None else right)
+
+
+def groups_of(call: LocalCall, group: Any) -> list[Any]:
+    """Return the groups of this rank for a2a and for p2p."""
+    if call.scheme:
+        return [call.device_mesh[axis].get_group() for axis in ("ulysses", "ring")]
+    return pairs_and_rows(group)
 
 
 @functools.cache

@@ -27,6 +27,9 @@ Results of 0.6.4, which the program tests/conformance/by_hand_yunchang.py confir
   ``dq.to(torch.bfloat16)`` for every dtype. USP calls the same function.
 - ``yunchang-usp-high``: causal results are wrong. ``basic_extract_local`` gives rank r the chunk r, but in this order
   the ring's blocks are then chunks 0 and 2, and chunks 1 and 3, so its causal mask hides the wrong keys.
+- USP with stripes and ``use_ulysses_low=False`` (``yunchang-usp-stripe-scheme`` of :mod:`.public_schemes`): causal
+  results are wrong, for the same reason: ``stripe_extract_local`` gives tokens by rank, not by coordinate. Zigzag is
+  right in both orders, because ``zigzag_extract_local`` follows the coordinates.
 - Rings and USP: results with a window are wrong. ``window_size`` is accepted, but goes to each block without the block's
   distance, so a query sees keys of earlier blocks that are outside of its window, and misses others.
 - ``yunchang-usp-torch-math``: o is wrong. This kernel returns zeros instead of lse, so the ring merges blocks with
@@ -56,6 +59,7 @@ PACKAGE, FLOOR, KNOWN = "yunchang", "0.6.4", "0.6.4"
 COMMAND = f"pip install torch '{PACKAGE}>={FLOOR}'"
 ULYSSES_DEGREE = 2  # of USP, whose ring has the degree 2 as well
 USP_WORKERS = 4
+Degrees = tuple[int, int, bool]
 
 
 @dataclass(frozen=True)
@@ -173,50 +177,93 @@ def attention(q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, variant: s
         function = getattr(yunchang, one.name)
         o, lse, _ = function(q, k, v, return_attn_probs=True, group=group, **chosen)
         return o, lse
-    layer = usp_layer(variant, call.rank, call.workers)
+    degrees = degrees_of(one, call)
+    layer = usp_layer(variant, degrees, call.rank, call.workers)
     if not one.moves_tokens:
         return layer(q, k, v, **chosen)
-    tokens = tokens_of_ranks(variant, group, call, q)
-    held = [moved(x, tokens, group, call) for x in (q, k, v)]
-    slots = [place for _, place in sorted((t, at) for at, t in enumerate(tokens))]
-    return moved(layer(*held, **chosen), slots, group, call)
+    tokens = tokens_of_ranks(one.ring, degrees, group, call, q)
+    held = tokens_of_call(call, group, q)
+    there = [held.index(token) for token in tokens]
+    back = [tokens.index(token) for token in held]
+    given = [moved(x, there, group, call) for x in (q, k, v)]
+    return moved(layer(*given, **chosen), back, group, call)
+
+
+def degrees_of(one: Variant, call: LocalCall) -> Degrees:
+    """Return the degrees of Ulysses and of the ring, and whether neighbouring ranks exchange heads (``use_ulysses_low``)."""
+    if not call.scheme:
+        return ULYSSES_DEGREE, call.workers // ULYSSES_DEGREE, one.low
+    sizes = dict(call.mesh)
+    return sizes["ulysses"], sizes["ring"], call.mesh[-1][0] == "ulysses"
 
 
 @functools.cache
-def usp_layer(variant: str, rank: int, workers: int) -> Any:
-    """Return yunchang's layer, for which it makes process groups of two ranks."""
+def process_groups(degrees: Degrees, rank: int, workers: int) -> tuple[Any, Any]:
+    """Return yunchang's groups of this rank, which exchanges heads in one and has its ring in the other."""
+    import yunchang
+    from yunchang.globals import PROCESS_GROUP
+
+    ulysses, ring, low = degrees
+    yunchang.set_seq_parallel_pg(ulysses, ring, rank, workers, use_ulysses_low=low)
+    return PROCESS_GROUP.ULYSSES_PG, PROCESS_GROUP.RING_PG
+
+
+@functools.cache
+def usp_layer(variant: str, degrees: Degrees, rank: int, workers: int) -> Any:
+    """Return yunchang's layer, which keeps the groups that are chosen when it is made."""
     import yunchang
     from yunchang.kernels import AttnType
 
     one = VARIANTS[variant]
-    ring_degree = workers // ULYSSES_DEGREE
-    yunchang.set_seq_parallel_pg(
-        ULYSSES_DEGREE, ring_degree, rank, workers, use_ulysses_low=one.low
-    )
+    choose_groups(degrees, rank, workers)
     kernel = AttnType.from_string(one.kernel)
     return yunchang.LongContextAttention(ring_impl_type=one.ring, attn_type=kernel)
 
 
-def tokens_of_ranks(variant: str, group: Any, call: LocalCall, q: Any) -> list[int]:
+def choose_groups(degrees: Degrees, rank: int, workers: int) -> None:
+    """Make the groups of these degrees the current ones of yunchang."""
+    from yunchang.globals import PROCESS_GROUP
+
+    PROCESS_GROUP.ULYSSES_PG, PROCESS_GROUP.RING_PG = process_groups(degrees, rank, workers)
+
+
+def tokens_of_ranks(ring: str, degrees: Degrees, group: Any, call: LocalCall, q: Any) -> list[int]:
     """Return the tokens that yunchang gives to the ranks of q [B, n, H, D]: n of rank 0, n of rank 1, and so on."""
     import torch
-    import torch.distributed as dist
     import yunchang
 
     n = q.shape[1]
     numbers = torch.arange(n * call.workers, device=q.device)[None, :, None]
-    degrees = {"rd": call.workers // ULYSSES_DEGREE, "ud": ULYSSES_DEGREE}
-    extract = yunchang.EXTRACT_FUNC_DICT[VARIANTS[variant].ring]
-    own = extract(numbers, call.rank, world_size=call.workers, **degrees).reshape(n).contiguous()
+    named = {"rd": degrees[1], "ud": degrees[0]}
+    choose_groups(degrees, call.rank, call.workers)
+    extract = yunchang.EXTRACT_FUNC_DICT[ring]
+    own = extract(numbers, call.rank, world_size=call.workers, **named)
+    return gathered(own.reshape(n), group, call)
+
+
+def tokens_of_call(call: LocalCall, group: Any, q: Any) -> list[int]:
+    """Return the tokens that the ranks have in a call, in the same order."""
+    import torch
+
+    n = q.shape[1]
+    first = call.rank * n
+    own = call.index_q if call.scheme else torch.arange(first, first + n)
+    return gathered(own.to(q.device), group, call)
+
+
+def gathered(own: Any, group: Any, call: LocalCall) -> list[int]:
+    import torch
+    import torch.distributed as dist
+
     every = [torch.empty_like(own) for _ in range(call.workers)]
-    dist.all_gather(every, own, group=group)
+    dist.all_gather(every, own.contiguous(), group=group)
     return torch.cat(every).tolist()
 
 
 def moved(x: Any, order: list[int], group: Any, call: LocalCall) -> Any:
     """Return this rank's part of the sequence ``order``, differentiable.
 
-    ``x``: this rank's part [B, n, H, D] of the sequence 0, 1, 2 ...; ``order`` is a permutation of it.
+    ``x``: this rank's part [B, n, H, D] of the slots 0, 1, 2 ... of all ranks; ``order`` is a permutation of these slots.
     """
     return move_function().apply(x, order, group, call.rank, call.workers)
 
