@@ -76,7 +76,7 @@ class MergeRecipe:
                   part is added
     ``base``      'e' or '2': base of the exponential and logarithm of the given lse
     ``empty_lse``  values of a part's lse that are read as -inf: 'inf', 'nan'
-    ``skips``     what is left out of the sum: 'nothing', 'zero_weight' (a part whose weight is 0, even if its o is NaN),
+    ``skips``     what is left out of the sum: 'nothing', 'zero_weight' (of a part whose weight is 0, +0 is added, even if its o is NaN),
                   'zero_o' (an element of o that is 0, even if its weight is NaN)
     ``weights``, ``sum_tree``  in the form 'all_parts': how a part is weighted, and how the exponentials are added
     ``all_empty``  in the forms 'pair', 'all_parts' and 'state': lse of a row that no part saw, '-inf', 'inf' or '0'; o is then 0, or

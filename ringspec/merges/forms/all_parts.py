@@ -57,6 +57,8 @@ def all_parts(
         for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
             if number == 0 and recipe.start == "first":
                 o = stored(part.o.astype(np.float32) * weight[..., None], carried)
+                if recipe.skips == "zero_weight":
+                    o = np.where(weight[..., None] == 0, np.float32(0), o)
             else:
                 o = added(o, part, weight[..., None], recipe, carried)
         if recipe.weights == "end":
