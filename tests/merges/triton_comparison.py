@@ -106,9 +106,11 @@ def certain_bits(merger: Any, name: str) -> Shares:
     return found
 
 
-def variants(name: str) -> dict[str, MergeRecipe]:
-    """Return the recipe of the table, and what it would be with other contractions."""
-    table = MERGES[name]
-    other = {"no fma": {"fma": False}, "fma of the part": {"fma": True, "fused": "part"}}
-    other["fma of the earlier o"] = {"fma": True, "fused": "earlier"}
-    return {"table": table, **{k: table.replace(**change) for k, change in other.items()}}
+def candidates(name: str) -> dict[str, MergeRecipe]:
+    """Return the recipes of which one describes the kernel, depending on its release."""
+    found = {"table": MERGES[name]}
+    if name == "vllm_merge":
+        found["0.33"] = MERGES["vllm_merge_0_33"]
+    if MERGES[name].skips == "zero_weight":
+        found["skips nothing"] = MERGES[name].replace(skips="nothing")
+    return found
