@@ -5,6 +5,7 @@ A function is *within n ulp* if its result y differs from the correctly rounded 
 - it is exact where the result is: exp(0) = 1, log(1) = 0, log1p(0) = 0, sigmoid(0) = 1/2, and at infinities and NaN;
 - it may return 0 for a subnormal result, and does not return a number of the wrong sign.
 
+A quotient is within n ulp too, because a GPU's division may not be correctly rounded, and exact if the divisor is a power of two.
 sigmoid and logsigmoid may also be composed, as 1 / (1 + exp(-x)) and min(x, 0) - log1p(exp(-abs(x))), of functions within
 n ulp. The correctly rounded result comes from NumPy's float64 functions, whose error is taken as at most 4 ulp of float64.
 """
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.merges.functions import NUMPY, Functions
-from ringspec.merges.intervals import Interval, hull, same_bits
+from ringspec.merges.intervals import Interval, hull, monotone, same_bits
 from ringspec.merges.numbers import Float32
 
 __all__ = ["ROUNDED", "within"]
@@ -66,7 +67,26 @@ def within(ulps: int) -> Functions:
     # The relative error of the composed function is at most 2 ulps + 1.5 times 2**-23: exp and log1p, whose condition is
     # at most 1, contribute ulps + 0.5 each, the sum of two negative numbers 0.5. An ulp is at least 2**-24 of its number.
     given["logsigmoid"] = _enclosure("logsigmoid", 4 * ulps + 4)
+    given["divide"] = _quotient(ulps)
     return Functions(name=f"within {ulps} ulp", **given)
+
+
+def _quotient(ulps: int) -> Callable[[Any, Any], Interval]:
+    def enclosed(a: Any, b: Any) -> Interval:
+        found = monotone(np.divide, a, b)
+        low, high = (found.low, found.high) if isinstance(found, Interval) else (found, found)
+        first, last = (b.low, b.high) if isinstance(b, Interval) else (b, b)
+        exact = (first == last) & (np.abs(np.frexp(first)[0]) == 0.5)
+        exact = exact | ((low == 0) & (high == 0))
+        # Within one interval the ulp may double, so both ends move by that of the larger one.
+        most = np.where(np.isfinite(low) & np.isfinite(high), np.maximum(_ulp(low), _ulp(high)), 0)
+        moved_low, moved_high = _moved(low, -ulps * most), _moved(high, ulps * most)
+        zero = np.float32(0)
+        moved_low = np.where(low >= 0, np.maximum(moved_low, zero), moved_low)
+        moved_high = np.where(high <= 0, np.minimum(moved_high, zero), moved_high)
+        return Interval(np.where(exact, low, moved_low), np.where(exact, high, moved_high))
+
+    return enclosed
 
 
 def _enclosure(name: str, ulps: int) -> Callable[[Any], Interval]:

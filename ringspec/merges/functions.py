@@ -34,6 +34,9 @@ def _logsigmoid(x: Float32) -> Float32:
 class Functions:
     """exp, log, log1p, exp2, log2, sigmoid, logsigmoid: each maps a float32 array to a float32 array of the same shape.
 
+    ``divide`` maps two float32 arrays to their quotient. Its default is correctly rounded; a GPU's division may not be, such
+    as that of Triton (``div.full.f32``).
+
     Each default is NumPy's; sigmoid(x) = 1 / (1 + exp(-x)) and logsigmoid(x) = min(x, 0) - log1p(exp(-abs(x))) are composed
     of NumPy's float32 operations. ``name`` labels the set in tables and reports. A function receives the array with the
     strides that the caller's arrays give it, because torch's sigmoid depends on them.
@@ -54,6 +57,7 @@ class Functions:
     log2: Function = np.log2
     sigmoid: Function = _sigmoid
     logsigmoid: Function = _logsigmoid
+    divide: Callable[..., Float32] = np.divide
     name: str = "NumPy"
 
     def __post_init__(self) -> None:
@@ -69,17 +73,18 @@ class Functions:
             object.__setattr__(self, field.name, _checked(given, field.name))
 
 
-def _checked(function: Function, name: str) -> Function:
-    def checked(x: Float32) -> Float32:
+def _checked(function: Callable[..., Float32], name: str) -> Callable[..., Float32]:
+    def checked(*operands: Float32) -> Float32:
         with quiet():
-            value = function(x)
+            value = function(*operands)
         if not isinstance(value, (np.ndarray, np.generic, Interval)) or value.dtype != np.float32:
             got = f"dtype {value.dtype}" if hasattr(value, "dtype") else shown(value)
             raise DtypeError(
                 f"a NumPy float32 array from {name}", got, "convert it in the function"
             )
-        if value.shape != x.shape:
-            expected = f"shape {x.shape} from {name}"
+        shape = np.broadcast_shapes(*[x.shape for x in operands])
+        if value.shape != shape:
+            expected = f"shape {shape} from {name}"
             raise ShapeError(expected, f"shape {value.shape}", "return one value per element")
         return value
 

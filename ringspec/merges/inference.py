@@ -1,7 +1,9 @@
-"""Merge recipes of inference systems and kernels. None was executed beside the recipe: they are from reading alone.
+"""Merge recipes of inference systems and kernels.
 
 A GPU compiler may contract products and sums, and kernels use approximate exponentials (``ex2.approx``), so the source does
-not determine the bits of a run. ``fma=True`` declares the contraction.
+not determine the bits of a run. ``fma=True`` declares the contraction. Triton's exponential is ex2.approx(x log2(e)), its
+division ``div.full.f32``, and its logarithm that of libdevice: with these as functions, the recipes of Triton kernels gave every
+bit of them on a GPU. The recipes without ``compared_with`` are from reading alone.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from ringspec.merges.recipe import GradientSum, MergeRecipe
 __all__ = ["INFERENCE", "UNNORMALISED"]
 
 _VLLM = "vllm-project/vllm, vllm/v1/attention/ops"
+_GPU = "H100, torch 2.11.0, Triton 3.6.0, with Triton's functions and division"
 
 INFERENCE = (
     MergeRecipe(
@@ -19,8 +22,11 @@ INFERENCE = (
         "by_rank",
         carried_o="own",
         empty_lse=("inf",),
-        source="sgl-project/sglang, kernels/ops/attention/, merge_state_triton, 0.5.23",
+        fma=True,
+        fused="earlier",
+        source="sgl-project/sglang, kernels/ops/attention/merge_state.py, 0.5.23",
         versions="0.5.23",
+        compared_with=f"merge_state_triton of sglang 0.5.23, {_GPU}",
         note="prefix and suffix of a row; lse [tokens, H]; two empty parts give NaN",
     ),
     MergeRecipe(
@@ -29,9 +35,27 @@ INFERENCE = (
         "by_rank",
         carried_o="own",
         empty_lse=("inf",),
+        fma=True,
+        fused="earlier",
         source=f"{_VLLM}/triton_merge_attn_states.py, 01ac819c",
-        versions="01ac819c",
+        versions="0.24.0, not 0.33.0",
+        compared_with=f"merge_attn_states in Triton of vllm 0.24.0, {_GPU}",
         note="prefix and suffix of a row, Triton; lse [H, tokens]; two empty parts give NaN",
+    ),
+    MergeRecipe(
+        "vllm_merge_0_33",
+        "pair",
+        "by_rank",
+        carried_o="own",
+        empty_lse=("inf",),
+        all_empty="-inf",
+        empty_o="zero",
+        fma=True,
+        fused="earlier",
+        source=f"{_VLLM}/triton_merge_attn_states.py, 0.33.0",
+        versions="0.33.0",
+        compared_with=f"merge_attn_states in Triton of vllm 0.33.0, {_GPU}",
+        note="as vllm_merge, but two empty parts give o = 0 and lse -inf",
     ),
     MergeRecipe(
         "vllm_merge_cuda",
@@ -54,8 +78,10 @@ INFERENCE = (
         skips="zero_weight",
         sum_tree="halves",
         source=f"{_VLLM}/common.py, cp_lse_ag_out_rs, 05cce93f",
-        versions="05cce93f",
-        note="each weighted part is stored in the type of o, and a reduce-scatter adds them in this type, here by rank",
+        versions="0.33.0",
+        compared_with=f"_correct_attn_cp_out_kernel of vllm 0.33.0, and a sum by rank, {_GPU}",
+        note="each weighted part is stored in the type of o, and a reduce-scatter adds them in this type, here by rank; 0.24.0 "
+        "skips nothing, so that NaN in an empty part stays",
     ),
     MergeRecipe(
         "vllm_dcp_a2a",
@@ -63,20 +89,26 @@ INFERENCE = (
         "by_rank",
         empty_lse=("nan", "inf"),
         skips="zero_weight",
+        start="zeros",
+        fma=True,
         source=f"{_VLLM}/dcp_alltoall.py, 03752bec",
-        versions="03752bec",
-        note="the weighted parts are added in float32 by rank, with one rounding",
+        versions="0.33.0",
+        compared_with=f"_dcp_a2a_unpack_combine of vllm 0.33.0, {_GPU}",
+        note="the weighted parts are added in float32 by rank, with one rounding; 0.24.0 skips nothing, so that NaN in an empty "
+        "part stays",
     ),
     MergeRecipe(
         "sglang_dcp_a2a",
         "all_parts",
         "by_rank",
         empty_lse=("nan", "inf"),
-        skips="zero_weight",
+        start="zeros",
+        fma=True,
         weights="end",
-        source="sgl-project/sglang, srt/layers/dcp/comm.py, 0.5.23",
+        source="sgl-project/sglang, kernels/ops/attention/dcp_kernels.py, 0.5.23",
         versions="0.5.23",
-        note="the division is the last operation",
+        compared_with=f"dcp_lse_combine_triton of sglang 0.5.23, {_GPU}",
+        note="the division is the last operation; NaN in an empty part stays",
     ),
     MergeRecipe(
         "flash_decoding_fa2",
@@ -88,6 +120,19 @@ INFERENCE = (
         source="Dao-AILab/flash-attention, csrc/flash_attn/src/flash_fwd_kernel.h, 0251105a",
         versions="0251105a",
         note="splits of the keys within one device; a row without keys has lse +inf",
+    ),
+    MergeRecipe(
+        "flashmla",
+        "all_parts",
+        "by_rank",
+        base="2",
+        sum_tree="halves",
+        start="zeros",
+        all_empty="inf",
+        fma=True,
+        source="deepseek-ai/FlashMLA, csrc/smxx/decode/combine/combine.cu, 9241ae3e",
+        versions="9241ae3e",
+        note="lse of the splits in base 2; the kernel divides the merged lse by log2(e) at the end, which the recipe does not do",
     ),
     MergeRecipe(
         "fa3",

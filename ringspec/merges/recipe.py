@@ -76,12 +76,15 @@ class MergeRecipe:
                   part is added
     ``base``      'e' or '2': base of the exponential and logarithm of the given lse
     ``empty_lse``  values of a part's lse that are read as -inf: 'inf', 'nan'
-    ``skips``     what is left out of the sum: 'nothing', 'zero_weight' (a part whose weight is 0, even if its o is NaN),
+    ``skips``     what is left out of the sum: 'nothing', 'zero_weight' (of a part whose weight is 0, +0 is added, even if its o is NaN),
                   'zero_o' (an element of o that is 0, even if its weight is NaN)
     ``weights``, ``sum_tree``  in the form 'all_parts': how a part is weighted, and how the exponentials are added
-    ``all_empty``  in the forms 'pair', 'all_parts' and 'state': lse of a row that no part saw, '-inf', 'inf' or '0'; o is then that
-                  of the first part (pair) or 0. 'as_computed': what the operations give
+    ``all_empty``  in the forms 'pair', 'all_parts' and 'state': lse of a row that no part saw, '-inf', 'inf' or '0'; o is then 0, or
+                  in the form 'pair' as ``empty_o`` says. 'as_computed': what the operations give
     ``fma``       whether the sum of a product and an addend is contracted to a fused multiply-add
+    ``fused``     in the form 'pair', whose sum has two products: the one that is not rounded by itself, that of the 'part' or of
+                  the 'earlier' o
+    ``empty_o``   in the form 'pair', if ``all_empty`` is not 'as_computed': o of a row that no part saw, 'first' or 'zero'
     ``dq``, ``dkv``  sums of the gradients (:class:`GradientSum`); None if the implementation has no backward pass, or none
                   was read
     ``source``    repository, path and commit or release
@@ -107,6 +110,8 @@ class MergeRecipe:
     sum_tree: str = "sequential"
     all_empty: str = "as_computed"
     fma: bool = False
+    fused: str = "part"
+    empty_o: str = "first"
     dq: GradientSum | None = None
     dkv: GradientSum | None = None
     source: str = ""
@@ -124,6 +129,8 @@ class MergeRecipe:
         _one_of("weights", self.weights, ("lse", "ratio", "reciprocal", "end"))
         _one_of("sum_tree", self.sum_tree, ("sequential", "halves", "neighbours"))
         _one_of("all_empty", self.all_empty, ("as_computed", "-inf", "inf", "0"))
+        _one_of("fused", self.fused, ("part", "earlier"))
+        _one_of("empty_o", self.empty_o, ("first", "zero"))
         for mark in self.empty_lse:
             _one_of("empty_lse", mark, ("inf", "nan"))
         for flag in ("products_rounded", "earlier_rounded", "fma"):

@@ -60,7 +60,21 @@ def perturbed(seed: int, ulps: int = ULPS) -> Functions:
         one, exp, log1p = np.float32(1), given["exp"], given["log1p"]
         given["sigmoid"] = lambda x: one / (one + exp(-x))
         given["logsigmoid"] = lambda x: np.minimum(x, np.float32(0)) - log1p(exp(-np.abs(x)))
+    given["divide"] = quotient(random, ulps)
     return Functions(name=f"perturbed {seed}", **given)
+
+
+def quotient(random: np.random.Generator, ulps: int):
+    """A division that misses by up to ``ulps`` ulp, as a GPU's does, except by a power of two."""
+
+    def divide(a, b):
+        right = np.divide(a, b)
+        unit = np.spacing(np.minimum(np.abs(right), np.float32(1e38))).astype(np.float64)
+        found = (right + random.integers(-ulps, ulps + 1, right.shape) * unit).astype(np.float32)
+        exact = (np.abs(np.frexp(b)[0]) == 0.5) | (right == 0) | ~np.isfinite(right)
+        return np.where(exact, right, found).astype(np.float32)
+
+    return divide
 
 
 SETS = [NUMPY, Functions(name="double", **{name: in_double(name) for name in DOUBLE})]

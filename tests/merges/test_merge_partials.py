@@ -146,6 +146,39 @@ def test_the_elementary_functions_are_those_supplied():
     assert called == ["exp"] * 3  # one for the lse, and one for the weight of each part
 
 
+def test_a_contraction_of_the_earlier_o_differs_from_one_of_the_part():
+    parts = Case(2, 0, False, "float32").parts("BHS")
+    recipes = [
+        MERGES["vllm_merge"].replace(name=name, fma=fma, fused=fused)
+        for name, fma, fused in (
+            ("none", False, "part"),
+            ("a", True, "part"),
+            ("b", True, "earlier"),
+        )
+    ]
+    none, part, earlier = (merge(parts, recipe)[0] for recipe in recipes)
+    assert not same_bits(none, part) and not same_bits(part, earlier)
+    swapped = merge(parts[::-1], recipes[1])[0]
+    assert same_bits(swapped, earlier)
+
+
+@pytest.mark.parametrize("name", ["vllm_merge", "fa3", "sglang_dcp_a2a", "tokamax"])
+def test_a_supplied_division_decides_some_bits(name):
+    halved = Functions(divide=lambda a, b: np.asarray(a / b / 2, np.float32))
+    parts = Case(3, 0, False, "float32").parts("BHS")
+    o, lse = merge(parts, name)
+    other, same = merge(parts, name, halved)
+    assert not same_bits(o, other) and same_bits(lse, same)
+
+
+@pytest.mark.parametrize(("kept", "want"), [("first", 5.0), ("zero", 0.0)])
+def test_a_row_that_no_part_saw_keeps_the_first_o_or_is_0(kept, want):
+    recipe = MERGES["vllm_merge"].replace(name="x", all_empty="-inf", empty_o=kept)
+    empty = np.full((1, 1), -np.inf, np.float32)
+    o, lse = merge([(np.full((1, 1, 2), x, np.float32), empty) for x in (5, 7)], recipe)
+    assert o.tolist() == [[[want] * 2]] and lse.tolist() == [[-np.inf]]
+
+
 def test_names_of_merge_recipes_and_of_rounding_points_are_disjoint():
     assert not set(MERGES) & set(RECIPES)
     assert all(name == recipe.name and recipe.form in FORMS for name, recipe in MERGES.items())

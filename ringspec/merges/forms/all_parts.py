@@ -20,7 +20,7 @@ a rounded L, so its weights do not sum to 1 if L is large; the others do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,18 +50,20 @@ def all_parts(
         total = tree_sum(relative, recipe.sum_tree)
         lse = log(total) + shift
         weights = [
-            weight_of(part.lse, e, total, lse, recipe.weights, exp)
+            weight_of(part.lse, e, total, lse, recipe, functions)
             for part, e in zip(parts, relative, strict=True)
         ]
         o: Float32 = np.zeros(parts[0].o.shape, np.float32)
         for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
             if number == 0 and recipe.start == "first":
                 o = stored(part.o.astype(np.float32) * weight[..., None], carried)
+                if recipe.skips == "zero_weight":
+                    o = np.where(weight[..., None] == 0, np.float32(0), o)
             else:
                 o = added(o, part, weight[..., None], recipe, carried)
         if recipe.weights == "end":
             divisor: Float32 = np.where(total == 0, np.float32(1), total)
-            o = o / divisor[..., None]
+            o = functions.divide(o, divisor[..., None])
     return o, emptied(lse, total == 0, recipe.all_empty)
 
 
@@ -70,21 +72,21 @@ def weight_of(
     relative: Float32,
     total: Float32,
     merged: Float32,
-    weights: str,
-    exp: Callable[[Float32], Float32],
+    recipe: MergeRecipe,
+    functions: Functions,
 ) -> Float32:
     """Return the weight of one part: ``relative`` is exp(lse - m), ``total`` the sum of these, ``merged`` the lse of all.
 
     A row without any key has weight 0.
     """
-    if weights == "end":
+    if recipe.weights == "end":
         return relative
-    if weights == "ratio":
-        weight = relative / total
-    elif weights == "reciprocal":
-        weight = relative * (np.float32(1) / total)
+    if recipe.weights == "ratio":
+        weight = functions.divide(relative, total)
+    elif recipe.weights == "reciprocal":
+        weight = relative * functions.divide(np.float32(1), total)
     else:
-        weight = exp(minus(lse, merged))
+        weight = recipe.exponential(functions)(minus(lse, merged))
     return np.where(total == 0, np.float32(0), weight)
 
 

@@ -89,5 +89,5 @@ def added(
     if recipe.skips == "zero_o":
         new = np.where(o == 0, total, new)
     elif recipe.skips == "zero_weight":
-        new = np.where(weight == 0, total, new)
+        new = np.where(weight == 0, total + np.float32(0), new)
     return new

@@ -50,7 +50,7 @@ def state(
             m, l = part.put(m, high), part.put(l, part.at(l) * a + total * b)
         safe: Float32 = np.where(l == 0, np.float32(1), l)
         lse = emptied(m + functions.log(safe), l == 0, recipe.all_empty)
-        return o * (np.float32(1) / safe)[..., None], lse
+        return o * functions.divide(np.float32(1), safe)[..., None], lse
 
 
 def counted(part: Part) -> Float32:

@@ -16,7 +16,7 @@ from ringspec.vectors.format.case import Case, Patch, TensorRecipe
 # a recipe is added to ringspec.merges, so they are listed here.
 NORMALISED = (
     "torch_cp", "torch_cp_narrow", "ring_flash_attn", "ring_flash_attn_zigzag", "yunchang", "diffusers",
-    "te_p2p", "te_p2p_2_20", "te_p2p_2_20_compiled", "te_thd", "sglang_merge", "vllm_merge", "vllm_merge_cuda", "vllm_dcp_ag_rs",
+    "te_p2p", "te_p2p_2_20", "te_p2p_2_20_compiled", "te_thd", "sglang_merge", "vllm_merge", "vllm_merge_0_33", "vllm_merge_cuda", "vllm_dcp_ag_rs",
     "vllm_dcp_a2a", "sglang_dcp_a2a", "flash_decoding_fa2", "fa3", "helix",
 )  # fmt: skip
 UNNORMALISED = ("nki_ring", "tokamax")
