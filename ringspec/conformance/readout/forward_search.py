@@ -78,7 +78,7 @@ def match_forward(reader: Reader, seen: Seen, ours: Forward) -> Match:
     equal["V"] = near(seen.through, ours.through, size, tolerance)
     return Match(
         equal,
-        arrays | {"V": ours.through},
+        lambda: arrays | {"V": ours.through},
         lambda: {"A": alike(seen.weights, weights, tolerance)},
     )
 

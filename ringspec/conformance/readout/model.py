@@ -245,7 +245,8 @@ class Model:
         return at[:, 0, :, :, 0]
 
     def correct(self, c: Choices, *names: str) -> bool:
-        return all(c[x] is self.right[x] for name in names for x in components(name))
+        of, right = c.of, self.right.of
+        return all(of[x] is right[x] for name in names for x in components(name))
 
     def of_heads(self, name: str) -> Array:
         """Return S ('s') or G ('g') as [a, b, h, i, j], for each query head with its key head."""
