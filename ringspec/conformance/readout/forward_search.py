@@ -212,7 +212,8 @@ def for_rows(
     computed = joining(reader, kind, l) if of_merge else l != 0
     if of_padding(reader, kind):
         computed = np.broadcast_to(differing(reader, kind).any(axis=4), l.shape)
-    right = computed & ~wrong[:, None] & (not of_merge)
+    # What dropout adds to the sums of some blocks may take the same from others of the row, which is then right.
+    right = computed & ~wrong[:, None] & (not of_merge and "drop_l" not in kind.slots)
     at = reader.tried("forward")[1].possible(computed & able[:, None], right)
     if heads:
         return [(x, None) for x in at]
