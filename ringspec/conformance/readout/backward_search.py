@@ -217,7 +217,9 @@ def backward_faults(
         everywhere = Fault("backward", kind, places.blocks[0])
         of_kind = functools.partial(with_kind, reader, seen, saved, everywhere.applied(choices))
         there, got = reader.once("kind", kind, choices, of_kind)
-        attempt = attempts(reader, seen, saved, choices, (here, match), (there, got), everywhere)
+        attempt = kept_by_place(
+            attempts(reader, seen, saved, choices, (here, match), (there, got), everywhere)
+        )
         if kind.slots & set(OF_ALL) or ("dsinks" in touched and len(touched) > 1):
             yield everywhere, got
             continue
@@ -276,6 +278,18 @@ def attempts(
         return functools.partial(in_pairs_of, reader, seen, without[1], applied[1])
     there = applied[0] if local else None
     return functools.partial(in_part, reader, seen, saved, choices, without[0], there)
+
+
+def kept_by_place(attempt: Attempt) -> Attempt:
+    """Return ``attempt`` for faults of one kind, with one prediction for each place."""
+    known: dict[str, Match] = {}
+
+    def once(fault: Fault) -> Match:
+        if fault.place.words not in known:
+            known[fault.place.words] = attempt(fault)
+        return known[fault.place.words]
+
+    return once
 
 
 def with_kind(

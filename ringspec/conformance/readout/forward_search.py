@@ -39,9 +39,7 @@ from ringspec.conformance.readout.matches import (
 from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
 from ringspec.conformance.readout.model import Forward
 from ringspec.conformance.readout.pairs import Seen
-from ringspec.conformance.readout.places import (
-    Place,
-)
+from ringspec.conformance.readout.places import Place, Places
 from ringspec.conformance.readout.reader import Reader
 from ringspec.problem.model import Array, Booleans
 
@@ -160,9 +158,9 @@ def forward_faults(
             able = containing(gone & ~match.equal["A"]) if last else None
             yield from reader.at_best(kind, places, gone, there, attempt, able=able)
         elif changes & {"v.worker", "v.slot"}:
-            good, bad = reader.movable(kind, match, ("A",), "forward", seen.weights)
-            if good.any():
-                yield from reader.at_best(kind, places, good, bad, attempt, "forward", True)
+            yield from in_moved(reader, kind, places, attempt, match, seen)
+        elif last and {"k.head", "v.head"} <= changes and rows_alone(reader, kind, choices):
+            yield from in_whole_rows(reader, kind, places, attempt, match)
         elif changes & OF_ROW_SUMS or of_padding(reader, kind):
             if not (last and (wrong & ~shaped).any()):
                 at = for_rows(reader, kind, seen, choices, match, l, shaped, last)
@@ -371,6 +369,35 @@ def in_rows(reader: Reader, kind: Kind, attempt: Attempt, match: Match, last: bo
     if good.any():
         able = containing(wrong[:, None, :, :, None]) if last else None
         yield from reader.at_best(kind, reader.workers, good, bad, attempt, able=able)
+
+
+def in_moved(
+    reader: Reader, kind: Kind, places: Places, attempt: Attempt, match: Match, seen: Seen
+) -> Candidates:
+    """Try a kind that moves weights to other columns in the places whose weights it may have moved."""
+    good, bad = reader.movable(kind, match, ("A",), "forward", seen.weights)
+    if good.any():
+        yield from reader.at_best(kind, places, good, bad, attempt, "forward", True)
+
+
+def in_whole_rows(
+    reader: Reader, kind: Kind, places: Places, attempt: Attempt, match: Match
+) -> Candidates:
+    """Try a kind that changes the weights and the values of rows in places that contain every wrong row."""
+    everywhere = Fault("forward", kind, places.blocks[0])
+    got, wrong = attempt(everywhere), wrong_rows(reader, match)
+    if (wrong & wrong_rows(reader, got)).any():
+        return
+    good, bad = (np.broadcast_to(x, reader.model.shape) for x in rows_corrected(reader, match, got))
+
+    def in_place(fault: Fault) -> Match:
+        whole, some = (which(fault.place.table, axis=(1, 4)) for which in (np.all, np.any))
+        if np.array_equal(whole, some):
+            return in_rows_of(reader, match, got, whole)
+        return attempt(fault)
+
+    able = containing(wrong[:, None, :, :, None])
+    yield from reader.at_best(kind, places, good, bad, in_place, able=able)
 
 
 def by_blocks(
