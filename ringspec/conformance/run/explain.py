@@ -30,10 +30,10 @@ from ringspec.conformance.readout.problems import (
     problems_for,
     settings_for,
 )
-from ringspec.conformance.readout.proof import read_as, read_proven
+from ringspec.conformance.readout.proof import read_as, read_proven, unrefuted
 from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.told import Told, told
+from ringspec.conformance.readout.told import Told, lists_pairs
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
 from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.target.conventions import as_seen
@@ -192,7 +192,8 @@ def explanation(
     if not runs:
         return Explained((), unread=reworded(reason, made_of), made_of=made_of)
     wrong = [one for one in runs if one.reading is not None and not one.right]
-    found = told([one.reading for one in wrong if one.reading is not None])
+    readings = [one.reading for one in wrong if one.reading is not None]
+    found = unrefuted(readings, [(one.problem, one.outputs) for one in runs if one.right])
     known = known_bug(target, found, wrong)
     if known is not None and made_of != RING and OF_A_RING.search(known["title"]):
         known = None
@@ -218,17 +219,25 @@ def runs_of(target: Target, problems: Iterable[Problem], earlier: Sequence[Run] 
 
 
 def agreed(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Read a problem by the faults of a later one if these explain it, too: some faults do not show in every problem."""
+    """Read a problem by the faults of a later one if these explain it, too.
+
+    Some faults, and some pairs of tokens, do not show in every problem: a causal mask hides pairs.
+    """
     found = list(runs)
     for number in range(len(runs) - 1):
         run = runs[number]
         if run.reading is not None and run.reading.explained:
-            own = faults_in(run.reading)
+            own, pairs = faults_in(run.reading), reads_pairs(run.reading)
             later = [x.reading for x in runs[number + 1 :] if x.reading is not None]
-            more = [x for x in later if faults_in(x) > own]
+            more = [x for x in later if faults_in(x) > own or (pairs and reads_pairs(x))]
             reading = read_as(run.problem, run.outputs, more)
             found[number] = dataclasses.replace(run, reading=reading) if reading else run
     return tuple(found)
+
+
+def reads_pairs(reading: Reading) -> bool:
+    """Tell whether the simplest explanation of a problem lists pairs of tokens."""
+    return any(lists_pairs(one.sets[0]) for one in reading.passes if one.sets)
 
 
 def faults_in(reading: Reading) -> int:
