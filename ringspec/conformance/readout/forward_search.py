@@ -444,7 +444,7 @@ def in_rows_of(reader: Reader, without: Match, applied: Match, rows: Booleans) -
     """Return the match that is ``applied`` in some ``rows`` [a, h, i], and ``without`` in the others."""
     reader.model.evaluations += 1
 
-    def selected(inside: dict[str, Array], outside: dict[str, Array]) -> dict[str, Array]:
+    def selected(inside: dict[str, Any], outside: dict[str, Any]) -> dict[str, Any]:
         shaped = {3: rows, 4: rows[..., None], 5: rows[:, None, :, :, None]}
         return {name: np.where(shaped[x.ndim], inside[name], x) for name, x in outside.items()}
 
