@@ -71,7 +71,7 @@ def explain(
                     tried.append(((*faults, fault), got))
                 if not model.may_go_on():
                     return whole, tried
-            if faults and any(not overwritten(chain) for chain in whole):
+            if whole and faults:
                 break
         return whole, tried
 
@@ -81,7 +81,7 @@ def explain(
         if not whole and depth + 1 < MOST_FAULTS:
             whole, tried = extended(False)
         if whole:
-            whole.sort(key=lambda x: (overwritten(x), cost(x)))
+            whole.sort(key=cost)
             return Explanation(whole[0][0], True, whole[0][1], tuple(x[0] for x in whole[1:]))
         if not tried:
             break
@@ -116,18 +116,3 @@ def part_of(faults: Sequence[Fault], others: Sequence[Fault]) -> bool:
 
 def cost(chain: Chain) -> float:
     return sum(fault.cost for fault in chain[0])
-
-
-def overwritten(chain: Chain) -> bool:
-    """Return whether a fault changes a choice again that an earlier fault of another kind has changed in the same pairs.
-
-    In words, such faults contradict each other: 'lse and delta are those of the visitor' and 'delta is negated'.
-    """
-    faults = chain[0]
-    return any(
-        one.kind is not other.kind
-        and one.kind.slots & other.kind.slots
-        and bool(np.any(one.place.table & other.place.table))
-        for number, other in enumerate(faults)
-        for one in faults[:number]
-    )
