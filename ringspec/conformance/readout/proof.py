@@ -14,7 +14,7 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.problems import Problem
 from ringspec.conformance.readout.reading import PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
-from ringspec.conformance.readout.told import Told, told
+from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, told
 
 MOST_TRIED = 6  # sets of faults of a pass
 NOT_PROVED = "a change that gives the numbers of this readout was found, but it does not give those of random inputs"
@@ -103,6 +103,10 @@ def unrefuted(
     ``right``: these problems, with the results of their two calls. If nothing else explains the problems that failed, the
     faults are told, and so is where they do not hold.
     """
+    if all(
+        BATCHES in one.problem for one in readings
+    ):  # their heads are batch entries, which others do not mix
+        return told(readings)
     proofs = [
         (problem.id, Replayed(problem.proof, outputs[1]))
         for problem, outputs in right
@@ -138,6 +142,16 @@ def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:
 
 
 def refutes(proof: Replayed, found: Told) -> bool:
-    """Return whether the results of a problem are right where the faults would make them wrong."""
-    compared = proof.compared(found)
-    return compared is not None and not compared.fits
+    """Return whether the results of a problem are right where the faults would make them wrong.
+
+    A fault that ignores the causal mask has another name in a problem with a window, which it may keep.
+    """
+    windowed = {causal: kept for kept, causal in WITH_A_WINDOW.items()}
+    renamed = tuple(
+        dataclasses.replace(one, kind=windowed.get(one.kind, one.kind)) for one in found.faults
+    )
+    for faults in dict.fromkeys((found.faults, renamed)):
+        compared = proof.compared(dataclasses.replace(found, faults=faults))
+        if compared is None or compared.fits:
+            return False
+    return True
