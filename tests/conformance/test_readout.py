@@ -23,7 +23,7 @@ from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.proof import read_proven
 from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
-from ringspec.conformance.readout.told import unexplained
+from ringspec.conformance.readout.told import combined, unexplained
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.run import explain
 from ringspec.conformance.run.explain import explain_target, run_problem
@@ -176,6 +176,53 @@ def test_two_faults_of_one_pass_are_both_found(phase, pair):
     assert told & {words for _, words in pair}
 
 
+class OnlyCausal:
+    """A target that has a known bug in calls with a causal mask, and none in others."""
+
+    def __init__(self, id):
+        self.wrong, self.right = MutantTarget(MUTANTS[id], "float32"), REFERENCES["float32"]
+        self.name = id
+        self.capabilities = dataclasses.replace(
+            self.right.capabilities,
+            circulations=("kv",),
+            layouts=("contiguous",),
+            masks=("causal",),
+        )
+
+    def run(self, call):
+        return (self.wrong if call.terms.get("causal") else self.right).run(call)
+
+
+def test_an_explanation_says_where_right_results_show_that_it_does_not_hold():
+    told = explain_target(OnlyCausal("dkv-not-home"))
+    assert [one.right for one in told.runs] == [False, True]
+    assert BUGS["dkv-not-home"] in " ".join(told.sentences)
+    assert (
+        "This does not hold in readout/full-contiguous-kv, whose results are right."
+        in told.sentences
+    )
+
+
+def test_other_explanations_that_right_results_refute_are_not_told():
+    """Blocks of other workers are right without a mask, so they are not dropped in general: their mask is wrong."""
+    told = explain_target(OnlyCausal("last-step-dropped"))
+    assert [one.right for one in told.runs] == [False, True] and told.told.faults
+    for faults in (told.sentences, told.alternatives):
+        assert not any("not computed" in one for one in faults)
+
+
+def test_a_list_of_pairs_accounts_only_for_problems_with_the_same_list():
+    def listing(problem, pairs):
+        place = f"for the pairs of queries {pairs} with key 4 (slots of a worker, from 0)"
+        fault = Named("forward", "the scores are not computed", place, 1.0, "")
+        return Reading(problem, False, PassRead(((fault,),)))
+
+    same = combined([listing("causal", "0-7"), listing("full", "0-7")])
+    assert same.explained == ("causal", "full")
+    other = combined([listing("causal", "4-7"), listing("full", "0-7")])
+    assert other.explained == ("causal",)
+
+
 def test_what_no_fault_explains_is_said_to_be_unexplained_and_where():
     def spoil(result):
         result.dk[2][0, 0, 3] += np.linspace(0.1, 0.7, result.dk[2].shape[3], dtype=np.float32)
@@ -216,6 +263,24 @@ def test_the_search_in_a_problem_gets_what_explained_problems_left(monkeypatch, 
     ]
     assert most[0] == explain.EVALUATIONS_OF_ONE and count > 4
     assert shares == pytest.approx([max(x, explain.LEAST) for x in most])
+
+
+def test_a_thorough_search_is_three_times_as_long_and_offered_where_it_may_help(monkeypatch):
+    shares = []
+
+    def unexplained_at_once(problem, outputs, earlier, share):
+        shares.append(share * EVALUATIONS)
+        return Reading(problem.id, False, PassRead(left="everything"))
+
+    monkeypatch.setattr(explain, "read_proven", unexplained_at_once)
+    monkeypatch.setattr(explain, "known_bug", lambda *given: None)  # seconds
+    usual, thorough = (
+        ringspec("explain", f"{WRONG}:target", "--timeout", "0", *more).output
+        for more in ((), ("--thorough",))
+    )
+    assert max(shares) == pytest.approx(explain.THOROUGH * explain.EVALUATIONS_OF_ONE)
+    assert "A longer search, with --thorough, may explain more." in usual
+    assert "--thorough" not in thorough
 
 
 def test_an_explanation_does_not_depend_on_the_speed_of_the_machine(monkeypatch):

@@ -23,6 +23,11 @@ Exit codes:
 )
 @target_argument
 @timeout_option
+@click.option(
+    "--thorough",
+    is_flag=True,
+    help="Search three times as long for what stays unexplained, such as two mistakes at once.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 def explain_command(**given: Any) -> None:
     """Run TARGET on a few small problems whose results spell out the weight of each pair of tokens.

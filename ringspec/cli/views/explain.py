@@ -18,7 +18,7 @@ NOTHING = 3
 EXPLAIN = "ringspec.conformance.run.explain"
 
 
-def run(target: str | None, timeout: float, as_json: bool) -> None:
+def run(target: str | None, timeout: float, thorough: bool, as_json: bool) -> None:
     """Load a target (an implementation under test), infer from its results what it computes, and print this.
 
     Ends the program with exit code 1 if the target computes something wrong, and with 3 if nothing can be inferred.
@@ -30,19 +30,19 @@ def run(target: str | None, timeout: float, as_json: bool) -> None:
     try:
         from ringspec.conformance.run.explain import explain_target
 
-        name, told = found.name, explain_target(found)
+        name, told = found.name, explain_target(found, thorough=thorough)
     finally:
         close(found)
     if as_json:
         output.show_json({"target": {"name": name, "spec": spec}, **told.as_dict()})
     else:
-        output.show(map(output.printable, lines(name, spec, told)))
+        output.show(map(output.printable, lines(name, spec, told, thorough)))
     if not told.right:
         sys.exit(1 if told.runs else NOTHING)
 
 
-def lines(name: str, spec: str, told: Explained) -> list[str]:
-    """Return the text of an explanation."""
+def lines(name: str, spec: str, told: Explained, thorough: bool = False) -> list[str]:
+    """Return the text of an explanation; ``thorough``: whether the search was a long one."""
     head = name if name == spec else f"{name} ({spec})"
     if told.unread:
         return [head, f"nothing was read: {told.unread}"]
@@ -58,6 +58,8 @@ def lines(name: str, spec: str, told: Explained) -> list[str]:
         found.append(
             f"This accounts for every number in {count} of the {told.wrong} problems that failed."
         )
+    if told.searched and count < told.wrong and not thorough:
+        found.append("A longer search, with --thorough, may explain more.")
     if told.hint:
         found.append(f"{told.hint[0].upper()}{told.hint[1:]}.")
     if told.known is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from operator import is_
 
 import numpy as np
 
@@ -17,13 +18,14 @@ from ringspec.conformance.readout.effects import (
     LANDING,
     OF_GRADIENTS,
     OF_ROW,
+    OF_STORING,
     OF_WHOLE,
     PERHAPS,
     STORED,
     matrices,
     names_of,
 )
-from ringspec.conformance.readout.fault_sets import Candidates, explain
+from ringspec.conformance.readout.fault_sets import Attempt, Candidates, explain
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.matches import (
     Explanation,
@@ -35,7 +37,7 @@ from ringspec.conformance.readout.matches import (
 from ringspec.conformance.readout.model import OF_DROP, Forward, Gradients, Shares
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.reader import Reader
-from ringspec.problem.model import Array
+from ringspec.problem.model import Array, Booleans
 
 # What a backward pass may compute instead of the gradient of attention.
 SAME = "The backward pass does the same."
@@ -161,9 +163,7 @@ def match_backward(reader: Reader, seen: Seen, ours: Gradients) -> Match:
         elif name == "P":
             equal[name] = near(seen.p, x, np.abs(x), reader.tolerance)
         elif name == "dsinks":
-            weight = np.abs(1 - arrays["P"].sum(axis=(1, 4)))
-            size = (weight * np.abs(seen.delta)).sum(axis=2)[..., None]
-            equal[name] = near(was[name], x, np.maximum(np.abs(x), size), reader.tolerance)
+            equal[name] = equal_sinks(reader, seen, x, arrays["P"])
         else:
             if parts is None:
                 largest = reader.largest + np.abs(seen.delta)[:, None, :, :, None]
@@ -172,9 +172,16 @@ def match_backward(reader: Reader, seen: Seen, ours: Gradients) -> Match:
     known = reader.judged.get("P")
     if known is not None and known[0] is arrays["P"]:
         same = known[1]
-        return Match(equal, arrays, lambda: same.alike)
+        return Match(equal, lambda: arrays, lambda: same.alike)
     seen_p = seen.p
-    return Match(equal, arrays, lambda: {"P": alike(seen_p, arrays["P"], reader.tolerance)})
+    return Match(equal, lambda: arrays, lambda: {"P": alike(seen_p, arrays["P"], reader.tolerance)})
+
+
+def equal_sinks(reader: Reader, seen: Seen, ours: Array, p: Array) -> Booleans:
+    """Return where the predicted dsinks [a, h, sink] agree; ``p`` has the predicted weights of the backward pass."""
+    weight = np.abs(1 - p.sum(axis=(1, 4)))
+    size = (weight * np.abs(seen.delta)).sum(axis=2)[..., None]
+    return near(np.asarray(seen.dsinks), ours, np.maximum(np.abs(ours), size), reader.tolerance)
 
 
 def backward_faults(
@@ -210,9 +217,8 @@ def backward_faults(
         everywhere = Fault("backward", kind, places.blocks[0])
         of_kind = functools.partial(with_kind, reader, seen, saved, everywhere.applied(choices))
         there, got = reader.once("kind", kind, choices, of_kind)
-        local = is_local(reader, kind, choices)
-        attempt = functools.partial(
-            in_part, reader, seen, saved, choices, here, there if local else None
+        attempt = kept_by_place(
+            attempts(reader, seen, saved, choices, (here, match), (there, got), everywhere)
         )
         if kind.slots & set(OF_ALL) or ("dsinks" in touched and len(touched) > 1):
             yield everywhere, got
@@ -253,6 +259,39 @@ def backward_faults(
             yield from reader.in_pairs("backward", kind, pairs, attempt)
 
 
+def attempts(
+    reader: Reader,
+    seen: Seen,
+    saved: tuple[Forward, Array, Array],
+    choices: Choices,
+    without: tuple[Shares, Match],
+    applied: tuple[Shares, Match],
+    everywhere: Fault,
+) -> Attempt:
+    """Return the function that predicts what a kind gives at a place, in the cheapest way that is exact.
+
+    ``without``: the shares and the match of ``choices``, without the kind. ``applied``: those with it ``everywhere``.
+    """
+    kind = everywhere.kind
+    local = is_local(reader, kind, choices)
+    if local and "dsinks" not in matrices(kind) and in_place(reader, everywhere.applied(choices)):
+        return functools.partial(in_pairs_of, reader, seen, without[1], applied[1])
+    there = applied[0] if local else None
+    return functools.partial(in_part, reader, seen, saved, choices, without[0], there)
+
+
+def kept_by_place(attempt: Attempt) -> Attempt:
+    """Return ``attempt`` for faults of one kind, with one prediction for each place."""
+    known: dict[str, Match] = {}
+
+    def once(fault: Fault) -> Match:
+        if fault.place.words not in known:
+            known[fault.place.words] = attempt(fault)
+        return known[fault.place.words]
+
+    return once
+
+
 def with_kind(
     reader: Reader, seen: Seen, saved: tuple[Forward, Array, Array], choices: Choices
 ) -> tuple[Shares, Match]:
@@ -269,6 +308,57 @@ def is_local(reader: Reader, kind: Kind, choices: Choices) -> bool:
     slots = OF_WHOLE if names_of(kind) <= OF_GRADIENTS else (*OF_WHOLE, *OF_ROW)
     right = reader.model.right
     return all(choices.in_kernel(kernel)[x] is right[x] for kernel in KERNELS for x in slots)
+
+
+def in_place(reader: Reader, choices: Choices) -> bool:
+    """Return whether every gradient adds a pair's share only to the rows where it belongs."""
+    right = reader.model.right.several(OF_STORING)
+    return not choices["exchanged"].any() and all(
+        all(map(is_, choices.in_kernel(kernel).several(OF_STORING), right)) for kernel in KERNELS
+    )
+
+
+def in_pairs_of(
+    reader: Reader, seen: Seen, without: Match, everywhere: Match, fault: Fault
+) -> Match:
+    """Return the match with a fault whose share at each pair is known.
+
+    ``without``: the match without the fault, which holds outside its place. ``everywhere``: the match with the same
+    mistake at all pairs, which holds in its place.
+    """
+    reader.model.evaluations += 1
+    table = fault.place.table
+
+    def predicted() -> dict[str, Array]:
+        return {
+            name: x if x is everywhere.ours[name] else np.where(table, everywhere.ours[name], x)
+            for name, x in without.ours.items()
+        }
+
+    equal = {
+        name: x if x is everywhere.equal[name] else np.where(table, everywhere.equal[name], x)
+        for name, x in without.equal.items()
+        if name != "dsinks"
+    }
+    if "dsinks" in without.equal:
+        p = np.where(table, everywhere.ours["P"], without.ours["P"])
+        equal["dsinks"] = equal_sinks(reader, seen, without.ours["dsinks"], p)
+    found = Match(
+        equal, predicted, lambda: alike_in_part(reader, seen, without, everywhere, table, found)
+    )
+    return found
+
+
+def alike_in_part(
+    reader: Reader, seen: Seen, without: Match, everywhere: Match, table: Booleans, found: Match
+) -> dict[str, Booleans]:
+    """Return which halves of rows agree up to a factor in the match of :func:`in_pairs_of`."""
+    if everywhere.ours["P"] is without.ours["P"]:
+        return without.alike
+    if table.shape[4] == 1:
+        return {"P": np.where(table, everywhere.alike["P"], without.alike["P"])}
+    assert seen.p is not None
+    return {"P": alike(seen.p, found.ours["P"], reader.tolerance)}
 
 
 def in_part(

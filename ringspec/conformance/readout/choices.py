@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -210,6 +211,7 @@ def replaced(old: Any, slot: str, where: Booleans, value: Any) -> Any:
     return np.where(where[:, 0, 0, 0, 0] if slot == "o_to" else where, value, old)
 
 
+@cache
 def components(name: str) -> tuple[str, ...]:
     """Return the names of the three choices that give the worker, head and slot of a token."""
     return tuple(f"{name}.{one}" for one in COMPONENTS)

@@ -32,6 +32,20 @@ LANDING = {
     "dbias_to": "dS of bias", "dbias_k": "dS of bias", "dv_dy": "P", "dv_to": "P", "dq_to": "dS of dq", "dq_k": "dS of dq", "dk_q": "dS of dk", "dk_to": "dS of dk",
 }  # fmt: skip
 
+# Choices by which o and lse also depend on the merges before the last one, or on those of tiles.
+OF_EARLIER_MERGES = ("finish", "lse_out", "tiles")
+
+# Choices by which a row of o or lse depends on other rows.
+OF_OTHER_ROWS = (
+    "o_tokens", "o_to", *components("o_row"), *components("lse_row"), *components("result_of"), "stays", "not_home",
+    "l_of_group",
+)  # fmt: skip
+
+# Choices by which a gradient adds a share to another row, or adds it again elsewhere; and "exchanged".
+OF_STORING = (
+    *(x for name in LANDING for x in components(name)), "adds", "uncleared", "over_heads", "stacked",
+)  # fmt: skip
+
 # Choices by which a share depends on other pairs: of all blocks, and of its row.
 OF_WHOLE = ("dy_ones", "turned", "dq_of_group")
 

@@ -15,8 +15,10 @@ import numpy as np
 from ringspec.conformance.readout.choices import OF_ALL, Choices, Tiles
 from ringspec.conformance.readout.effects import (
     AFTER_MERGES,
+    OF_EARLIER_MERGES,
     OF_LSE,
     OF_O,
+    OF_OTHER_ROWS,
     OF_ROW_SUMS,
     names_of,
 )
@@ -37,14 +39,13 @@ from ringspec.conformance.readout.matches import (
 from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
 from ringspec.conformance.readout.model import Forward
 from ringspec.conformance.readout.pairs import Seen
-from ringspec.conformance.readout.places import (
-    Place,
-)
+from ringspec.conformance.readout.places import Place, Places
 from ringspec.conformance.readout.reader import Reader
 from ringspec.problem.model import Array, Booleans
 
 FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
+Merging = tuple[Place, bytes | None]  # a place with the key of what a merge does there
 OF_FORWARD = 2 / 3  # the share of the search in the forward pass, if a backward pass follows
 
 
@@ -78,7 +79,7 @@ def match_forward(reader: Reader, seen: Seen, ours: Forward) -> Match:
     equal["V"] = near(seen.through, ours.through, size, tolerance)
     return Match(
         equal,
-        arrays | {"V": ours.through},
+        lambda: arrays | {"V": ours.through},
         lambda: {"A": alike(seen.weights, weights, tolerance)},
     )
 
@@ -157,13 +158,13 @@ def forward_faults(
             able = containing(gone & ~match.equal["A"]) if last else None
             yield from reader.at_best(kind, places, gone, there, attempt, able=able)
         elif changes & {"v.worker", "v.slot"}:
-            good, bad = reader.movable(kind, match, ("A",), "forward", seen.weights)
-            if good.any():
-                yield from reader.at_best(kind, places, good, bad, attempt, "forward", True)
+            yield from in_moved(reader, kind, places, attempt, match, seen)
+        elif last and {"k.head", "v.head"} <= changes and rows_alone(reader, kind, choices):
+            yield from in_whole_rows(reader, kind, places, attempt, match)
         elif changes & OF_ROW_SUMS or of_padding(reader, kind):
             if not (last and (wrong & ~shaped).any()):
                 at = for_rows(reader, kind, seen, choices, match, l, shaped, last)
-                yield from by_blocks(reader, kind, at, attempt, match, last)
+                yield from by_blocks(reader, kind, at, choices, attempt, match, last)
         elif misshapen:
             after = alike_everywhere(reader, kind, seen, choices)
             before = match.alike["A"]
@@ -195,7 +196,7 @@ def for_rows(
     l: Array,
     shaped: Booleans,
     last: bool,
-) -> list[Place]:
+) -> list[Merging]:
     """Return the sets of blocks in which a kind that changes row sums may explain some rows; if ``last``, all rows.
 
     ``l`` [a, b, h, i]: row sums of the blocks. ``shaped`` [a, h, i]: rows whose weights are correct in every block
@@ -209,10 +210,11 @@ def for_rows(
     computed = joining(reader, kind, l) if of_merge else l != 0
     if of_padding(reader, kind):
         computed = np.broadcast_to(differing(reader, kind).any(axis=4), l.shape)
-    right = computed & ~wrong[:, None] & (not of_merge)
+    # What dropout adds to the sums of some blocks may take the same from others of the row, which is then right.
+    right = computed & ~wrong[:, None] & (not of_merge and "drop_l" not in kind.slots)
     at = reader.tried("forward")[1].possible(computed & able[:, None], right)
     if heads:
-        return at
+        return [(x, None) for x in at]
     # Until the weights of each row are correct up to a factor, a wrong merge explains only a few rows.
     rare = "hidden_merge" in kind.slots and not of_empty(reader, kind)
     few = at[:2] if (wrong & ~shaped).any() else at[:FEW] if rare else at
@@ -297,9 +299,10 @@ def merging_well(
     choices: Choices,
     match: Match,
     last: bool,
-) -> list[Place]:
+) -> list[Merging]:
     """Return the ``places`` at which a kind corrects the sums of a row: its weights summed over each block, or its lse.
 
+    Each place has a key, which is equal only if the kind has the same effect there; None if this is not known.
     ``last``: return only those at which it corrects the sums of all rows that are wrong.
     """
     if not places:
@@ -307,18 +310,22 @@ def merging_well(
     everywhere = reader.tried("forward")[1].blocks[0]
     c = Fault("forward", kind, everywhere).applied(choices)
     there = np.array([x.table[..., 0] for x in places])
-    p, weight, lse = reader.model.weights_of_blocks(choices, c, there)
+    p, weight, lse, keys = reader.model.weights_of_blocks(choices, c, there)
     total = seen.weights.sum(axis=4)
     right = near(total, weight * p, np.abs(total), 4 * reader.tolerance).all(axis=2)
-    found = np.asarray(right & ~match.equal["A"].all(axis=(1, 4)))
+    better = np.asarray(right & ~match.equal["A"].all(axis=(1, 4)))
     if seen.lse is not None:
         same = near(seen.lse, lse, np.maximum(1.0, finite_size(lse)), reader.tolerance)
         right &= same
-        found |= right & ~match.equal["lse"]
-    well = np.asarray(found.any(axis=(1, 2, 3)))
+        better |= right & ~match.equal["lse"]
+    well = np.asarray(better.any(axis=(1, 2, 3)))
     if last and shows_merges(reader, choices):
         well &= (right | ~wrong_rows(reader, match)).all(axis=(1, 2, 3))
-    return [x for x, one in zip(places, well, strict=True) if one]
+    merges_alone = kind.slots <= {"merge", "hidden_merge"} and not any(
+        np.any(choices[x]) for x in OF_EARLIER_MERGES
+    )
+    found = zip(places, keys, well, strict=True)
+    return [(place, key if merges_alone else None) for place, key, one in found if one]
 
 
 def wrong_rows(reader: Reader, match: Match) -> Booleans:
@@ -364,22 +371,56 @@ def in_rows(reader: Reader, kind: Kind, attempt: Attempt, match: Match, last: bo
         yield from reader.at_best(kind, reader.workers, good, bad, attempt, able=able)
 
 
+def in_moved(
+    reader: Reader, kind: Kind, places: Places, attempt: Attempt, match: Match, seen: Seen
+) -> Candidates:
+    """Try a kind that moves weights to other columns in the places whose weights it may have moved."""
+    good, bad = reader.movable(kind, match, ("A",), "forward", seen.weights)
+    if good.any():
+        yield from reader.at_best(kind, places, good, bad, attempt, "forward", True)
+
+
+def in_whole_rows(
+    reader: Reader, kind: Kind, places: Places, attempt: Attempt, match: Match
+) -> Candidates:
+    """Try a kind that changes the weights and the values of rows in places that contain every wrong row."""
+    everywhere = Fault("forward", kind, places.blocks[0])
+    got, wrong = attempt(everywhere), wrong_rows(reader, match)
+    if (wrong & wrong_rows(reader, got)).any():
+        return
+    good, bad = (np.broadcast_to(x, reader.model.shape) for x in rows_corrected(reader, match, got))
+
+    def in_place(fault: Fault) -> Match:
+        whole, some = (which(fault.place.table, axis=(1, 4)) for which in (np.all, np.any))
+        if np.array_equal(whole, some):
+            return in_rows_of(reader, match, got, whole)
+        return attempt(fault)
+
+    able = containing(wrong[:, None, :, :, None])
+    yield from reader.at_best(kind, places, good, bad, in_place, able=able)
+
+
 def by_blocks(
     reader: Reader,
     kind: Kind,
-    places: Sequence[Place],
+    places: Sequence[Merging],
+    choices: Choices,
     attempt: Attempt,
     match: Match,
     last: bool,
 ) -> Candidates:
     """Try a kind that changes whole rows: in each of ``places``, and in only the rows and heads there that it corrects.
 
-    ``last``: only if it corrects all rows that are wrong.
+    ``choices`` and ``match`` belong to the faults found so far. ``last``: only if it corrects all rows that are wrong.
     """
     wrong = wrong_rows(reader, match)
-    for place in places:
+    alone = rows_alone(reader, kind, choices)
+    known: dict[bytes, Match] = {}
+    for place, key in places:
         fault = Fault("forward", kind, place)
-        got = attempt(fault)
+        got = known[key] if key in known else attempt(fault)
+        if key is not None:
+            known[key] = got
         if last and (wrong & wrong_rows(reader, got)).any():
             continue
         good, bad = rows_corrected(reader, match, got)
@@ -387,9 +428,31 @@ def by_blocks(
             continue
         if not bad.any():
             yield fault, got
-        for part in reader.workers.parts_fitting(good, bad, place):
+        for part, rows in reader.workers.parts_fitting(good, bad, place):
             one = Fault("forward", kind, part)
-            yield one, attempt(one)
+            yield one, in_rows_of(reader, match, got, rows) if alone else attempt(one)
+
+
+def rows_alone(reader: Reader, kind: Kind, choices: Choices) -> bool:
+    """Return whether each row of o and lse depends only on what the ring does for this row, with a kind at any place."""
+    right = reader.model.right
+    applied = Fault("forward", kind, reader.workers.blocks[0]).applied(choices)
+    return not kind.slots & set(OF_ALL) and all(applied[x] is right[x] for x in OF_OTHER_ROWS)
+
+
+def in_rows_of(reader: Reader, without: Match, applied: Match, rows: Booleans) -> Match:
+    """Return the match that is ``applied`` in some ``rows`` [a, h, i], and ``without`` in the others."""
+    reader.model.evaluations += 1
+
+    def selected(inside: dict[str, Any], outside: dict[str, Any]) -> dict[str, Any]:
+        shaped = {3: rows, 4: rows[..., None], 5: rows[:, None, :, :, None]}
+        return {name: np.where(shaped[x.ndim], inside[name], x) for name, x in outside.items()}
+
+    return Match(
+        selected(applied.equal, without.equal),
+        lambda: selected(applied.ours, without.ours),
+        lambda: selected(applied.alike, without.alike),
+    )
 
 
 def rows_corrected(reader: Reader, before: Match, after: Match) -> tuple[Array, Array]:

@@ -25,13 +25,18 @@ ZERO = 1e-6  # smaller weights count as 0
 class Match:
     """How far a prediction agrees with what was read, by matrix.
 
-    ``equal``: which elements agree. ``ours``: the prediction. ``compared``: the function that computes ``alike``, which
-    most predictions do not need.
+    ``equal``: which elements agree. ``predicted`` and ``compared``: the functions that compute ``ours`` and ``alike``,
+    which most predictions do not need.
     """
 
     equal: dict[str, Booleans]
-    ours: dict[str, Array]
+    predicted: Callable[[], dict[str, Array]]
     compared: Callable[[], dict[str, Booleans]]
+
+    @cached_property
+    def ours(self) -> dict[str, Array]:
+        """The prediction, by matrix."""
+        return self.predicted()
 
     @cached_property
     def alike(self) -> dict[str, Booleans]:
@@ -40,7 +45,7 @@ class Match:
 
     @cached_property
     def whole(self) -> bool:
-        return all(x.all() for x in self.equal.values())
+        return not any(number_wrong(x) for x in self.equal.values())
 
     @cached_property
     def blocks(self) -> dict[str, Booleans]:
@@ -50,8 +55,8 @@ class Match:
     @cached_property
     def wrong(self) -> dict[str, int]:
         """The number of elements that disagree, by matrix; under 'shape of ...', of halves of rows that are not ``alike``."""
-        return {name: int(x.size - x.sum()) for name, x in self.equal.items()} | {
-            f"shape of {name}": int(x.size - x.sum()) for name, x in self.alike.items()
+        return {name: number_wrong(x) for name, x in self.equal.items()} | {
+            f"shape of {name}": number_wrong(x) for name, x in self.alike.items()
         }
 
     @cached_property
@@ -87,6 +92,10 @@ class Explanation:
     base: str = ""
 
 
+def number_wrong(equal: Booleans) -> int:
+    return int(equal.size - np.count_nonzero(equal))
+
+
 def in_blocks(x: Booleans, which: Callable[..., Booleans]) -> Booleans:
     """Reduce pairs [a, b, h, i, j] to blocks [a, b], or rows [a, h, i] to workers [a]; ``which`` is np.any or np.all."""
     return which(x, axis=tuple(range(2 if x.ndim == 5 else 1, x.ndim)))
@@ -95,8 +104,13 @@ def in_blocks(x: Booleans, which: Callable[..., Booleans]) -> Booleans:
 def near(seen: Array, ours: Array, size: Array, tolerance: float) -> Booleans:
     """Return where two arrays differ by at most ``tolerance`` times ``size``. NaN never agrees; equal infinities do."""
     with np.errstate(invalid="ignore"):
-        close = np.abs(seen - ours) <= tolerance * size + ZERO
-        return (close & np.isfinite(ours)) | (seen == ours)
+        difference, most = np.asarray(seen - ours), np.asarray(tolerance * size)
+        np.abs(difference, out=difference)
+        most += ZERO
+        close = np.asarray(difference <= most)
+        close &= np.isfinite(ours)
+        close |= seen == ours
+        return close
 
 
 def alike(seen: Array, ours: Array, tolerance: float) -> Booleans:

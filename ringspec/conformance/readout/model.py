@@ -245,7 +245,8 @@ class Model:
         return at[:, 0, :, :, 0]
 
     def correct(self, c: Choices, *names: str) -> bool:
-        return all(c[x] is self.right[x] for name in names for x in components(name))
+        of, right = c.of, self.right.of
+        return all(of[x] is right[x] for name in names for x in components(name))
 
     def of_heads(self, name: str) -> Array:
         """Return S ('s') or G ('g') as [a, b, h, i, j], for each query head with its key head."""
@@ -385,11 +386,12 @@ class Model:
 
     def weights_of_blocks(
         self, c: Choices, other: Choices, there: Booleans
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Array, Array, Array, list[bytes]]:
         """Return what is merged in each of several rings, whose choices are those of ``c``, or of ``other`` in some blocks.
 
         ``there`` [x, a, b, 1, 1]: the blocks with the choices of ``other``, for each ring x. The result is the sum over
-        keys of each block's p [x, a, b, h, i], the weight [x, a, b, h, i] with which it is added to o, and lse [x, a, h, i].
+        keys of each block's p [x, a, b, h, i], the weight [x, a, b, h, i] with which it is added to o, lse [x, a, h, i],
+        and for each ring a key that is equal only if the merges are bitwise the same.
         """
         here, changed = ((m, l, p.sum(axis=4)) for m, l, _, p in map(self.blocks, (c, other)))
         m, l, p = (np.where(there, x, y) for x, y in zip(changed, here, strict=True))
@@ -398,7 +400,9 @@ class Model:
         weight = np.zeros(m.shape)
         for t in range(self.workers):
             weight[:, self.rows, self.order[:, t]] = omega[t] / nonzero(run_l)
-        return p, weight, log_of(run_m, run_l)
+        parts = np.moveaxis(omega, 1, 0), run_m, run_l
+        keys = [b"".join(x[number].tobytes() for x in parts) for number in range(len(there))]
+        return p, weight, log_of(run_m, run_l), keys
 
     def merges(self, c: Choices) -> Integers:
         """Return the numbers of the merges of all blocks in MERGES, [a, b, h, i]."""

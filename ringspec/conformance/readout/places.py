@@ -263,8 +263,12 @@ class Places:
         fits = ((gain > 0) & (harm == 0)).any(axis=1)
         return [place for place, fit in zip(self.blocks, fits, strict=True) if fit]
 
-    def parts_fitting(self, good: Amounts, bad: Amounts, place: Place) -> list[Place]:
+    def parts_fitting(
+        self, good: Amounts, bad: Amounts, place: Place
+    ) -> list[tuple[Place, Booleans]]:
         """Return ``place`` limited to some of its rows and heads: one result for each best choice of them.
+
+        Each result comes with the rows [1, h, i] to which the place is limited.
 
         ``good`` and ``bad`` [a, 1, h, i, j] say how much counts for and against a choice. The best choices contain
         nothing ``bad`` on any worker, and the most ``good``.
@@ -278,7 +282,8 @@ class Places:
             if x and self.parts[x].table.shape[4] == 1
         ]
         most = max((gain[x] for x in fits), default=0.0)
-        return [joined(place, self.parts[x]) for x in fits if gain[x] == most]
+        best = [self.parts[x] for x in fits if gain[x] == most]
+        return [(joined(place, part), part.table[:, 0, :, :, 0]) for part in best]
 
     def named(self, words: str) -> Place | None:
         """Return the place that ``words`` describe; None if there is none."""

@@ -14,7 +14,7 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.problems import Problem
 from ringspec.conformance.readout.reading import PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
-from ringspec.conformance.readout.told import Told, told
+from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, told
 
 MOST_TRIED = 6  # sets of faults of a pass
 NOT_PROVED = "a change that gives the numbers of this readout was found, but it does not give those of random inputs"
@@ -93,3 +93,65 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
         forward=changed[0],
         backward=None if reading.backward is None else changed[1],
     )
+
+
+def unrefuted(
+    readings: Sequence[Reading], right: Sequence[tuple[Problem, Sequence[Outputs]]]
+) -> Told:
+    """Combine the readings of the problems that failed, without faults that would also show in problems that are right.
+
+    ``right``: these problems, with the results of their two calls. If nothing else explains the problems that failed, the
+    faults are told, and so is where they do not hold.
+    """
+    if all(
+        BATCHES in one.problem for one in readings
+    ):  # their heads are batch entries, which others do not mix
+        return told(readings)
+    proofs = [
+        (problem.id, Replayed(problem.proof, outputs[1]))
+        for problem, outputs in right
+        if expressible(problem.proof)
+    ]
+    found = told([without_refuted(one, [proof for _, proof in proofs]) for one in readings])
+    against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
+    if not against:
+        return found
+    said = f"This does not hold in {', '.join(against)}, whose results are right."
+    return dataclasses.replace(found, sentences=(*found.sentences, said))
+
+
+def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:
+    """Keep the sets of faults that would not show in the problems that are right; all of them if none would be left."""
+    if not reading.explained or not right:
+        return reading
+    base = reading.backward.base if reading.backward else ""
+
+    def kept(part: PassRead | None) -> PassRead | None:
+        if part is None or not part.sets:
+            return part
+        sets = [
+            one
+            for one in part.sets[:MOST_TRIED]
+            if not any(refutes(x, Told(one, base)) for x in right)
+        ]
+        return dataclasses.replace(part, sets=tuple(sets) or part.sets)
+
+    return dataclasses.replace(
+        reading, forward=kept(reading.forward), backward=kept(reading.backward)
+    )
+
+
+def refutes(proof: Replayed, found: Told) -> bool:
+    """Return whether the results of a problem are right where the faults would make them wrong.
+
+    A fault that ignores the causal mask has another name in a problem with a window, which it may keep.
+    """
+    windowed = {causal: kept for kept, causal in WITH_A_WINDOW.items()}
+    renamed = tuple(
+        dataclasses.replace(one, kind=windowed.get(one.kind, one.kind)) for one in found.faults
+    )
+    for faults in dict.fromkeys((found.faults, renamed)):
+        compared = proof.compared(dataclasses.replace(found, faults=faults))
+        if compared is None or compared.fits:
+            return False
+    return True

@@ -168,12 +168,8 @@ def accounts(phase: str, faults: Sequence[Named], one: Reading) -> bool:
 
 
 def name_in_any(fault: Named) -> tuple[str, str, str]:
-    """Return a name of the fault that is the same in every problem.
-
-    Lists of token pairs differ between layouts, so the name says only that the fault is in listed pairs.
-    """
-    kind = WITH_A_WINDOW.get(fault.kind, fault.kind)
-    return fault.phase, kind, PAIRS if PAIRS in fault.place else fault.place
+    """Return a name of the fault that is the same in every problem."""
+    return fault.phase, WITH_A_WINDOW.get(fault.kind, fault.kind), fault.place
 
 
 def unexplained(wrong: Sequence[Reading]) -> list[str]:

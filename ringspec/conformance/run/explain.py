@@ -30,10 +30,10 @@ from ringspec.conformance.readout.problems import (
     problems_for,
     settings_for,
 )
-from ringspec.conformance.readout.proof import read_as, read_proven
+from ringspec.conformance.readout.proof import read_as, read_proven, unrefuted
 from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.told import Told, told
+from ringspec.conformance.readout.told import Told, lists_pairs
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
 from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.target.conventions import as_seen
@@ -42,6 +42,7 @@ from ringspec.conformance.target.protocol import Target
 # What the searches in all problems may do together, and in one problem, in evaluations; 5,000 take about 1 s. The
 # searches of a problem get what those of earlier problems left; LEAST if that is less, or if one was not explained.
 EVALUATIONS_OF_ALL, EVALUATIONS_OF_ONE, LEAST = 20_000.0, 11_000.0, 1_000.0
+THOROUGH = 3.0  # times as many evaluations in a thorough search
 BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
 
 
@@ -89,6 +90,14 @@ class Explained:
         return bool(self.runs) and self.wrong == 0 and not self.notes
 
     @property
+    def searched(self) -> bool:
+        """Tell whether a problem stays unexplained although it has results, so that a longer search may explain it."""
+        return any(
+            one.reading is not None and not (one.right or one.reading.explained)
+            for one in self.runs
+        )
+
+    @property
     def sentences(self) -> tuple[str, ...]:
         """What the target computes, in sentences; if a problem has no results, the first sentence says why."""
         stopped = [one for one in self.runs if one.stopped]
@@ -125,11 +134,12 @@ class Explained:
         }
 
 
-def explain_target(target: Target) -> Explained:
+def explain_target(target: Target, *, thorough: bool = False) -> Explained:
     """Run a target on a few problems that it claims, and read what it computes.
 
     Problems of a feature, such as documents or sinks, are run only if the others are right. If the target fails,
-    nothing is raised: the result says which problems have no results, and why.
+    nothing is raised: the result says which problems have no results, and why. ``thorough``: search three times as long
+    before a problem counts as unexplained.
 
     >>> from ringspec.conformance.targets.reference import reference_float32
     >>> explain_target(reference_float32).right
@@ -137,28 +147,28 @@ def explain_target(target: Target) -> Explained:
     """
     claims = target.capabilities
     if computes_blocks(claims):
-        return explain_block(target)
+        return explain_block(target, thorough)
     settings, reason = settings_for(claims)
     problems = (problem_of(setting, claims) for setting in settings)
     made_of = DENSE if claims.workers == (1,) else RING
-    return explanation(target, runs_of(target, problems), reason, made_of)
+    return explanation(target, runs_of(target, problems, thorough), reason, made_of)
 
 
-def explain_block(target: Target) -> Explained:
+def explain_block(target: Target, thorough: bool) -> Explained:
     """Explain a target that computes single blocks: first one block alone, then a ring of blocks.
 
     The ring is run only if o and lse of the block alone are right; otherwise the merge would hide what is wrong.
     """
     alone = ring_of_blocks(target, 1)
     problems, reason = problems_of_blocks(alone)
-    runs = runs_of(alone, problems)
+    runs = runs_of(alone, problems, thorough)
     if any(run.reading is None or wrong_in_forward(run.reading) for run in runs):
         return explanation(alone, runs, reason, BLOCK, alone.notes)
     for workers in BLOCKS_IN_A_ROW if target.capabilities.lse != "hidden" else ():
         several = ring_of_blocks(target, workers)
         problems, _ = problems_of_blocks(several)
         if problems:
-            more = runs_of(several, problems, runs)
+            more = runs_of(several, problems, thorough, runs)
             return explanation(several, [*runs, *more], reason, BLOCK, alone.notes + several.notes)
     return explanation(alone, runs, reason, BLOCK, alone.notes)
 
@@ -192,23 +202,27 @@ def explanation(
     if not runs:
         return Explained((), unread=reworded(reason, made_of), made_of=made_of)
     wrong = [one for one in runs if one.reading is not None and not one.right]
-    found = told([one.reading for one in wrong if one.reading is not None])
+    readings = [one.reading for one in wrong if one.reading is not None]
+    found = unrefuted(readings, [(one.problem, one.outputs) for one in runs if one.right])
     known = known_bug(target, found, wrong)
     if known is not None and made_of != RING and OF_A_RING.search(known["title"]):
         known = None
     return Explained(runs, found, known, made_of=made_of, notes=tuple(dict.fromkeys(notes)))
 
 
-def runs_of(target: Target, problems: Iterable[Problem], earlier: Sequence[Run] = ()) -> list[Run]:
+def runs_of(
+    target: Target, problems: Iterable[Problem], thorough: bool, earlier: Sequence[Run] = ()
+) -> list[Run]:
     """Run problems one after the other; those of a feature only if the others are right."""
     made: list[Run] = []
-    left = EVALUATIONS_OF_ALL
+    longer = THOROUGH if thorough else 1.0
+    left = EVALUATIONS_OF_ALL * longer
     for problem in problems:
         special = group_of(problem.pairs.geometry) not in ("", "window")
         if special and any(run.reading is not None and not run.right for run in made):
             break
         readings = [run.reading for run in (*earlier, *made) if run.reading]
-        share = max(LEAST, min(left, EVALUATIONS_OF_ONE)) / EVALUATIONS
+        share = max(LEAST * longer, min(left, EVALUATIONS_OF_ONE * longer)) / EVALUATIONS
         made.append(run_problem(target, problem, readings, share))
         reading = made[-1].reading
         left -= reading.evaluations if reading else 0
@@ -218,17 +232,25 @@ def runs_of(target: Target, problems: Iterable[Problem], earlier: Sequence[Run] 
 
 
 def agreed(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Read a problem by the faults of a later one if these explain it, too: some faults do not show in every problem."""
+    """Read a problem by the faults of a later one if these explain it, too.
+
+    Some faults, and some pairs of tokens, do not show in every problem: a causal mask hides pairs.
+    """
     found = list(runs)
     for number in range(len(runs) - 1):
         run = runs[number]
         if run.reading is not None and run.reading.explained:
-            own = faults_in(run.reading)
+            own, pairs = faults_in(run.reading), reads_pairs(run.reading)
             later = [x.reading for x in runs[number + 1 :] if x.reading is not None]
-            more = [x for x in later if faults_in(x) > own]
+            more = [x for x in later if faults_in(x) > own or (pairs and reads_pairs(x))]
             reading = read_as(run.problem, run.outputs, more)
             found[number] = dataclasses.replace(run, reading=reading) if reading else run
     return tuple(found)
+
+
+def reads_pairs(reading: Reading) -> bool:
+    """Tell whether the simplest explanation of a problem lists pairs of tokens."""
+    return any(lists_pairs(one.sets[0]) for one in reading.passes if one.sets)
 
 
 def faults_in(reading: Reading) -> int:

@@ -1,0 +1,113 @@
+"""A prediction that is selected from known ones, pair by pair or row by row, equals the computed prediction."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.readout import backward_search, forward_search
+from ringspec.conformance.readout.choices import OF_ALL
+from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.pairs import Seen
+from ringspec.conformance.readout.places import joined
+from ringspec.conformance.readout.problems import problems_for
+from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.run.explain import run_problem
+from ringspec.conformance.targets.reference import REFERENCES
+
+
+@functools.cache
+def first_problem():
+    return problems_for(REFERENCES["float32"].capabilities)[0][0]
+
+
+def assert_same(one, other):
+    for part in ("equal", "alike", "ours"):
+        got, wanted = getattr(one, part), getattr(other, part)
+        assert got.keys() == wanted.keys()
+        for name, x in wanted.items():
+            known = np.broadcast_to(x, got[name].shape)
+            if part != "ours":
+                assert np.array_equal(got[name], known)
+            else:  # merges without a fault have other roundings than merges step by step
+                np.testing.assert_allclose(got[name], known, rtol=1e-9, atol=1e-12)
+
+
+def test_a_local_fault_of_the_backward_pass_gives_at_its_place_what_it_gives_everywhere():
+    reader = Reader(first_problem().pairs, first_problem().tolerance)
+    right, shown = reader.model.right, reader.model.forward(reader.model.right)
+    saved = shown, shown.lse, shown.through
+    kinds, places = reader.tried("backward")
+    rng = np.random.default_rng(1)
+    tables = reader.model.backward(
+        Fault("backward", kinds[-1], places.blocks[3]).applied(right), *saved
+    )
+    noise = [x if x is None else x * rng.choice([1.0, 1.1], x.shape) for x in tables]
+    seen = Seen(shown.weights, shown.lse, np.ones(shown.lse.shape), shown.through, *noise)
+    without = backward_search.with_kind(reader, seen, saved, right)
+    selected = 0
+    with np.errstate(all="ignore"):
+        for kind in [x for x in kinds if not x.slots & {*OF_ALL}][::80]:
+            everywhere = Fault("backward", kind, places.blocks[0])
+            applied = backward_search.with_kind(reader, seen, saved, everywhere.applied(right))
+            attempt = backward_search.attempts(
+                reader, seen, saved, right, without, applied, everywhere
+            )
+            if attempt.func is backward_search.in_pairs_of:
+                selected += 1
+                for part in places.parts[selected % 5 + 1 :: 17]:
+                    fault = Fault("backward", kind, joined(places.blocks[selected % 8], part))
+                    computed = backward_search.with_kind(reader, seen, saved, fault.applied(right))
+                    assert_same(attempt(fault), computed[1])
+    assert selected > 10
+
+
+@pytest.mark.parametrize("circulation", ["kv", "q"])
+def test_a_fault_in_some_rows_gives_in_them_what_it_gives_in_all(circulation):
+    claims = REFERENCES["float32"].capabilities
+    problem = problems_for(dataclasses.replace(claims, circulations=(circulation,)))[0][0]
+    reader = Reader(problem.pairs, problem.tolerance)
+    model, right = reader.model, reader.model.right
+    shown = model.forward(right)
+    seen = Seen(shown.weights, shown.lse, shown.lse, shown.through)
+    plain = forward_search.match_forward(reader, seen, shown)
+    kinds, places = reader.tried("forward")
+    kinds = [x for x in kinds if forward_search.rows_alone(reader, x, right)]
+    assert len(kinds) > 300
+    with np.errstate(all="ignore"):
+        for kind in kinds[::80]:
+            everywhere = Fault("forward", kind, places.blocks[0]).applied(right)
+            applied = forward_search.match_forward(reader, seen, model.forward(everywhere))
+            for part in reader.workers.parts[1::9]:
+                rows = part.table[:, 0, :, :, 0]
+                one = Fault("forward", kind, part).applied(right)
+                computed = forward_search.match_forward(reader, seen, model.forward(one))
+                selected = forward_search.in_rows_of(reader, plain, applied, rows)
+                assert_same(selected, computed)
+
+
+def test_places_with_the_same_key_have_the_same_forward_pass():
+    reader = Reader(first_problem().pairs, first_problem().tolerance)
+    model, right = reader.model, reader.model.right
+    kinds, places = reader.tried("forward")
+    there = np.array([x.table[..., 0] for x in places.blocks])
+    equal = 0
+    for kind in [x for x in kinds if x.slots == {"merge"}][:6]:
+        everywhere = Fault("forward", kind, places.blocks[0]).applied(right)
+        keys = model.weights_of_blocks(right, everywhere, there)[3]
+        first = {}
+        for place, key in zip(places.blocks, keys, strict=True):
+            now = model.forward(Fault("forward", kind, place).applied(right))
+            known = first.setdefault(key, now)
+            equal += known is not now
+            for name in ("weights", "lse", "through"):
+                assert np.array_equal(getattr(now, name), getattr(known, name), equal_nan=True)
+    assert equal > 20
+
+
+def test_a_head_that_reads_a_wrong_key_head_is_found_in_a_few_evaluations():
+    target = MutantTarget(MUTANTS["last-head-reads-first-key-head"], "float32")
+    found = run_problem(target, first_problem()).reading
+    assert found.explained and found.evaluations < 2_000
