@@ -23,6 +23,7 @@ from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.proof import read_proven
 from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
+from ringspec.conformance.readout.replay import RingOf, given_of
 from ringspec.conformance.readout.told import combined, unexplained
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.run import explain
@@ -221,6 +222,20 @@ def test_a_list_of_pairs_accounts_only_for_problems_with_the_same_list():
     assert same.explained == ("causal", "full")
     other = combined([listing("causal", "4-7"), listing("full", "0-7")])
     assert other.explained == ("causal",)
+
+
+def test_a_fault_is_told_without_what_a_later_fault_changes_again():
+    problem = problems_for(REFERENCES["float32"].capabilities)[0][0]
+    ring = RingOf(given_of(problem.proof, 0, "keys"))
+    both, delta = (
+        Named("backward", words, place, 1.0, "")
+        for words, place in (
+            ("lse and delta are those of the visitor", ""),
+            ("delta is that of the next worker", "from step 1 on"),
+        )
+    )
+    assert ring.reduced((both, delta), 0).kind == "lse is that of the visitor"
+    assert ring.reduced((both, delta), 1) is delta and ring.reduced((both,), 0) is both
 
 
 def test_what_no_fault_explains_is_said_to_be_unexplained_and_where():

@@ -80,7 +80,9 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
         if found is None:
             return reading
         if found.fits:
-            kept[0][forward], kept[1][backward] = None, None
+            faults = replayed.without_contradiction(told_here).faults
+            for number, phase in enumerate(("forward", "backward")):
+                kept[number][tuple(one for one in faults if one.phase == phase)] = None
     if not kept[0]:
         left = PassRead(left=NOT_PROVED)
         return dataclasses.replace(reading, forward=left, backward=None)

@@ -10,6 +10,7 @@ weights A of the forward pass, the weights P of the backward pass and the gradie
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from ringspec.conformance.readout.matches import near
 from ringspec.conformance.readout.model import Core, Model, placed
 from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept
 from ringspec.conformance.readout.problems import TOLERANCES
+from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.target.protocol import Call
@@ -120,6 +122,18 @@ class Replayed:
                 return None
             parts.append(next((one for one in found if one.fits), found[0]))
         return Compared(all(one.fits for one in parts), any(one.wrong for one in parts))
+
+    def without_contradiction(self, told: Told) -> Told:
+        """Reduce each fault to what no later one changes again, if the faults then fit as well.
+
+        Otherwise sentences contradict each other: 'lse and delta are those of the visitor', 'delta is that of the next
+        worker'.
+        """
+        ring = self.rings[0][0]
+        faults = tuple(ring.reduced(told.faults, number) for number in range(len(told.faults)))
+        reduced = dataclasses.replace(told, faults=faults)
+        compared = self.compared(reduced) if faults != told.faults else None
+        return reduced if compared is not None and compared.fits else told
 
 
 def nearer(
@@ -293,6 +307,22 @@ class RingOf:
             self.known[name] = fault_named(here, self.masks, name, self.kinds[phase])
         return self.known[name]
 
+    def reduced(self, faults: Sequence[Named], number: int) -> Named:
+        """Return fault ``number`` without the choices that later faults change again; as it is if no kind does only that."""
+        named = faults[number]
+        fault, *later = (self.fault(one.name) for one in faults[number:])
+        if fault is None:
+            return named
+        again = {x for one in later if one and one.phase == fault.phase for x in one.kind.slots}
+        left = [change for change in fault.kind.changes if change[0] not in again]
+        if not left or len(left) == len(fault.kind.changes):
+            return named
+        for kind in self.kinds[fault.phase]:
+            if kind.only == fault.kind.only and same_changes(kind.changes, left):
+                cost = named.cost - fault.kind.cost + kind.cost
+                return dataclasses.replace(named, kind=kind.words, cost=cost)
+        return named
+
     def results_of(self, told: Told) -> tuple[Results, Results] | None:
         """Return the results of a ring with the faults, and the sizes of their elements (see :func:`nearer`).
 
@@ -315,6 +345,16 @@ class RingOf:
                 kept = Numbers(self.given, model, before, backward, False).all()
                 found = gradients_of(found[0], kept[0]), gradients_of(found[1], kept[1])
             return found
+
+
+def same_changes(
+    changes: Sequence[tuple[str, object]], others: Sequence[tuple[str, object]]
+) -> bool:
+    """Return whether two mistakes set the same choices to the same values."""
+    ours, theirs = dict(changes), dict(others)
+    return ours.keys() == theirs.keys() and all(
+        np.array_equal(np.asarray(x), np.asarray(theirs[slot])) for slot, x in ours.items()
+    )
 
 
 def gradients_of(results: Results, other: Results) -> Results:
