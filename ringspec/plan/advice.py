@@ -79,7 +79,7 @@ def limits(planned: Plan, best: Option) -> list[str]:
         return [*lines, *nothing_hides(planned, best)]
     state = "more" if work.tokens >= best.hides_from else "fewer"
     lines.append(
-        f"The computation hides every transfer if a worker has {best.hides_from} tokens or more "
+        f"The computation hides every transfer but that after the last step if a worker has {best.hides_from} tokens or more "
         f"(here {work.tokens}, {state}){reach(planned, best)}."
     )
     return lines
@@ -98,7 +98,9 @@ def nothing_hides(planned: Plan, best: Option) -> list[str]:
 def reach(planned: Plan, best: Option) -> str:
     if best.hides_to is None:
         return "; with this length no ring of two or more workers does"
-    return f"; with {planned.work.length} tokens in all, up to {best.hides_to} workers"
+    near = max((x.workers or 0 for x in planned.hardware.links), default=0)
+    slower = f" (more than {near} use a slower link)" if near and best.hides_to >= near else ""
+    return f"; with {planned.work.length} tokens in all, up to {best.hides_to} workers{slower}"
 
 
 def others(planned: Plan, best: Option) -> list[str]:
@@ -120,15 +122,22 @@ def scheme_advice(planned: Plan) -> list[str]:
     timed = [(one.times.total, one) for one in able if one.times is not None]
     least_sent = min(able, key=lambda one: sum(way.bytes_sent for way in one.passes))
     total = sum(way.bytes_sent for way in least_sent.passes)
-    least_held = min(able, key=lambda one: one.held)
+    held = min(one.held for one in able)
+    least_held = dict.fromkeys(one.scheme for one in able if one.held == held)
     words = [
         f"{named(least_sent)} sends least, {amount(total)}B",
-        f"{named(least_held)} holds least, {amount(least_held.held)}B",
+        f"{listing([*least_held])} {'holds' if len(least_held) == 1 else 'hold'} least, {amount(held)}B",
     ]
     if timed:
         seconds, fastest = min(timed, key=lambda pair: pair[0])
         words.insert(0, f"{named(fastest)} is fastest, {duration(seconds)}")
-    return [f"Of those that train and fit: {'; '.join(words)}."]
+    training = "can train and fit" if planned.best.backward is None else "train and fit"
+    return [f"Of those that {training}: {'; '.join(words)}."]
+
+
+def listing(names: list[str]) -> str:
+    """Return names joined by commas and 'and'."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def named(one: SchemeOption) -> str:

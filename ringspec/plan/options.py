@@ -140,9 +140,9 @@ def plan(
 
 
 def scheme_layout(work: Workload, layouts: tuple[str, ...]) -> str:
-    """Return the layout for schemes: zigzag under a mask and contiguous without one, if it is among ``layouts``."""
-    wanted = "zigzag" if work.causal or work.window is not None else "contiguous"
-    return wanted if wanted in layouts else layouts[0]
+    """Return the layout for schemes: under a mask zigzag, or else striped, and contiguous without one, as far as allowed."""
+    wanted = ("zigzag", "striped") if work.causal or work.window is not None else ("contiguous",)
+    return next((one for one in wanted if one in layouts), layouts[0])
 
 
 def compared(

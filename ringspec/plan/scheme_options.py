@@ -145,26 +145,37 @@ def check_question(
             f"a mesh of W = {work.workers} ranks", str(made), "change mesh or workers", code="mesh"
         )
     if made is not None:
-        wanted = named_by(made, wanted)
+        wanted = named_by(made, wanted, names is not None)
     text = 0 if text is None else sized(text, "text", work.length - 1)
     new = None if new is None else sized(new, "new", work.length)
     return Question(work, hardware, layout, backward, overlap, wanted, made, text, new)
 
 
-def named_by(mesh: Mesh, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the schemes that have exactly the axes of a mesh; raise LayoutError if there are none."""
+def named_by(mesh: Mesh, wanted: tuple[str, ...], chosen: bool) -> tuple[str, ...]:
+    """Return the schemes that have exactly the axes of a mesh.
+
+    ``chosen``: whether the caller named the schemes; then each must have these axes. Raises LayoutError otherwise.
+    """
     fitting = tuple(
         x for x in wanted if set(AXES[x]) == set(mesh.names) or (x, mesh.names) == ("dcp", ("dcp",))
     )
-    if not fitting:
-        known = "; ".join(f"{x}: {', '.join(AXES[x])}" for x in wanted)
-        raise LayoutError(
-            f"a mesh with the axes of a scheme ({known})",
-            str(mesh),
-            "write mesh={'ring': 2, 'ulysses': 4}",
-            code="mesh",
-        )
-    return fitting
+    if fitting and (fitting == wanted or not chosen):
+        return fitting
+    unfit = [x for x in wanted if x not in fitting]
+    known = "; ".join(f"{x}: {', '.join(AXES[x])}" for x in unfit)
+    others = [x for x in AXES if set(AXES[x]) == set(mesh.names)]
+    fix = f"choose a mesh such as {example_mesh(unfit[0], mesh.ranks)}"
+    if others:
+        fix += f", or the scheme {' or '.join(others)}"
+    raise LayoutError(f"a mesh with the axes of the scheme ({known})", str(mesh), fix, code="mesh")
+
+
+def example_mesh(scheme: str, ranks: int) -> str:
+    """Return a mesh of a scheme for this many ranks, as the option --mesh takes it."""
+    axes = AXES[scheme]
+    inner = next((x for x in (8, 4, 2, 3) if ranks % x == 0 and x < ranks), 1)
+    sizes = (ranks,) if len(axes) == 1 else (ranks // inner, inner)
+    return ",".join(f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
 
 
 def scheme_options(asked: Question) -> tuple[tuple[SchemeOption, ...], tuple[Impossible, ...]]:
@@ -222,7 +233,7 @@ def refusal(asked: Question, scheme: str, mesh: Mesh) -> Impossible | None:
         fix = f"pad q to {more} heads"
         common = math.gcd(heads, work.workers)
         if scheme == "ulysses" and common > 1:
-            fix = f"usp with ring {work.workers // common} x ulysses {common}, or {fix}"
+            fix = f"{usp_instead(asked, common)}, or {fix}"
         elif common > 1:
             fix = f"{what} that divides {common}, or {fix}"
         return Impossible(scheme, f"{what} = {parts} must divide H = {heads}", fix)
@@ -234,6 +245,13 @@ def refusal(asked: Question, scheme: str, mesh: Mesh) -> Impossible | None:
         why = f"{new_tokens(asked, scheme)} new tokens are no multiple of {work.workers * unit_of(asked.layout)}"
         return Impossible(scheme, why, "pad the new tokens")
     return None
+
+
+def usp_instead(asked: Question, common: int) -> str:
+    """Return the mesh of USP with the longest possible axis ``ulysses`` inside a fast link; ``common`` divides H and W."""
+    near = max(link.workers or 0 for link in asked.hardware.links) or common
+    longest = max((x for x in range(2, near + 1) if common % x == 0), default=common)
+    return f"usp with ring {asked.work.workers // longest} x ulysses {longest}"
 
 
 def unit_of(layout: str) -> int:
@@ -275,7 +293,8 @@ def scheme_option(asked: Question, scheme: str, mesh: Mesh) -> SchemeOption:
     both = asked.backward and scheme not in SERVING
     passes = tuple(scheme_pass(asked, split, backward) for backward in (False, True)[: 1 + both])
     fits = max(one.held for one in passes) <= asked.hardware.memory.value
-    return SchemeOption(scheme, mesh, asked.layout, passes, fits)
+    layout = "interleaved" if scheme == "dcp" else asked.layout
+    return SchemeOption(scheme, mesh, layout, passes, fits)
 
 
 def scheme_pass(asked: Question, split: Split, backward: bool) -> SchemePass:

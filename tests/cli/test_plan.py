@@ -169,7 +169,11 @@ def test_a_narrow_table_loses_nothing(numbers):
         (("--mesh", "ring=2,ring=4"), "distinct named axes"),
         (("--mesh", "ring=0"), "W >= 1 workers"),
         (("--mesh", "ring=4", "--workers", "8"), "a mesh of W = 8 ranks"),
-        (("--mesh", "tp=4", "--length", "8"), "the axes of a scheme"),
+        (("--mesh", "tp=4", "--length", "8"), "the axes of the scheme"),
+        (
+            ("--scheme", "usp,ring", "--mesh", "ring=2,ulysses=2"),
+            "ring=4, or the scheme usp or joint",
+        ),
         (("--text", "99999999"), "text from 1 to"),
         (("--workers", ",".join(["2"] * 65)), "at most 64"),
     ],

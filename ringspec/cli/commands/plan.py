@@ -127,15 +127,23 @@ The keys of --json: ringspec/cli/plan.schema.json.
     "--flops",
     type=float,
     metavar="X",
-    help="FLOP/s of dense matrix products. [default for this and the next four options: the value of --hardware]",
+    help="FLOP/s of dense matrix products. [default of this and of --memory: the value of --hardware]",
 )
 @click.option(
-    "--efficiency", type=float, metavar="X", help="Fraction of --flops that a kernel reaches."
+    "--efficiency",
+    type=float,
+    metavar="X",
+    help="Fraction of --flops that a kernel reaches, in both passes.",
 )
 @click.option(
-    "--bandwidth", type=float, metavar="X", help="Bytes/s from a worker to its neighbour."
+    "--bandwidth",
+    type=float,
+    metavar="X",
+    help="Bytes/s from a worker to its neighbour, for any number of workers.",
 )
-@click.option("--latency", type=float, metavar="X", help="Seconds per hop.")
+@click.option(
+    "--latency", type=float, metavar="X", help="Seconds per hop; 0 if only --bandwidth is given."
+)
 @click.option("--memory", type=float, metavar="X", help="Memory of one device in bytes.")
 @click.option(
     "--figure", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",

@@ -63,8 +63,9 @@ def table(one: Plan, width: int) -> list[str]:
 COLUMNS = ("time", "ratio", "forward", "backward", "idle", "waits", "exposed", "memory", "n*", "W*")
 LEGEND = (
     "*: recommended; idle: fraction of the time in which an average worker does not compute, because it waits for the "
-    "busiest worker of the step (waits) or for transfers (exposed); memory: of one worker, ! if the device has "
-    "less; n*, W*: with at least n* tokens per worker, or at most W* workers, computation hides all transfers"
+    "busiest worker of the step (waits) or for transfers (exposed); memory: of one worker, with its buffers, ! if the "
+    "device has less; n*, W*: with at least n* tokens per worker, or at most W* workers, computation hides all transfers "
+    "but that after the last step"
 )
 
 
