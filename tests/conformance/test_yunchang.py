@@ -90,6 +90,16 @@ def test_by_hand_causal_stripes_are_right_only_if_neighbours_exchange_heads_and_
 
 @pytest.mark.yunchang
 @pytest.mark.slow
+@pytest.mark.parametrize("what", ["stripe", "zigzag"])
+def test_by_hand_the_rings_of_stripes_and_zigzag_are_right_but_for_windows(what):
+    for name, one in by_hand(what, "low", "fa", "bfloat16", 3, "causal").items():
+        assert all(error <= BF16 for error in one["errors"]), name
+    for name, one in by_hand(what, "low", "fa", "bfloat16", 3, "window").items():
+        assert any(not error <= 0.1 for error in one["errors"]), name
+
+
+@pytest.mark.yunchang
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["usp-strip", "usp-zigzag"])
 @pytest.mark.parametrize("order", ["low", "high"])
 def test_by_hand_windows_of_stripes_and_zigzag_are_wrong(what, order):
