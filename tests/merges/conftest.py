@@ -1,0 +1,3 @@
+"""What pytest must not import here: kernels that need Triton."""
+
+collect_ignore = ["triton_kernels.py"]
