@@ -71,14 +71,17 @@ class SchemeRun(HasGradients):
 
     def moment(self, step: int, phase: str = "forward") -> Moment:
         """Return the record of one step; raise NotRecordedError if it does not exist or was not recorded."""
-        if not self.moments:
-            raise NotRecordedError(
-                "a recorded run", "none", "call context_parallel(..., record=True)"
-            )
+        self.check_recorded()
         self.check_phase(phase)
         steps = [moment for moment in self.moments if moment.phase == phase]
         check_number("step", step, len(steps))
         return steps[step]
+
+    def check_recorded(self) -> None:
+        """Raise NotRecordedError if the steps of the run were not recorded."""
+        if not self.moments:
+            fix = "call context_parallel(..., record=True)"
+            raise NotRecordedError("a recorded run", "none", fix)
 
     def check_phase(self, phase: object) -> None:
         """Raise NotRecordedError unless ``phase`` names a pass that was run."""
@@ -96,10 +99,7 @@ class SchemeRun(HasGradients):
         Yields the moments in order; they equal the recorded ones bit for bit. Raises NotRecordedError without
         ``context_parallel(..., record=True)``.
         """
-        if not self.moments:
-            raise NotRecordedError(
-                "a recorded run", "none", "call context_parallel(..., record=True)"
-            )
+        self.check_recorded()
         problem = with_keep(self.problem)
         for moment in self.moments:
             of_pass = arithmetic(problem, self.recipe, moment.phase)

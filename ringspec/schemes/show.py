@@ -57,12 +57,17 @@ def shard_as_text(shard: Shard, all_heads: int) -> str:
 
 def scheme_as_text(scheme: Scheme) -> str:
     """Return a scheme as text: the home of every token, then all steps of each pass."""
-    head = f"{scheme.name} on the mesh {scheme.mesh}, H = {scheme.heads}, Hkv = {scheme.kv_heads}"
-    lines = [head, "", *home_lines(scheme)]
+    lines = head_lines(scheme)
     for phase in ("forward", "backward"):
         for moment in moments_of(scheme, phase):
             lines += ["", *moment_lines(scheme, moment)]
     return "\n".join(lines)
+
+
+def head_lines(scheme: Scheme) -> list[str]:
+    """Return the scheme, its mesh and heads, then what each rank holds."""
+    head = f"{scheme.name} on the mesh {scheme.mesh}, H = {scheme.heads}, Hkv = {scheme.kv_heads}"
+    return [head, "", *home_lines(scheme)]
 
 
 def home_lines(scheme: Scheme) -> list[str]:

@@ -10,15 +10,12 @@ from ringspec.schemes.execute import Moment
 from ringspec.schemes.parts import Message, Part, common
 from ringspec.schemes.scheme import RESULTS, SIDE_OF, Scheme
 from ringspec.schemes.sharding import Shard
-from ringspec.schemes.show import NAMES, home_lines, moment_lines, moments_of, ranges
+from ringspec.schemes.show import NAMES, head_lines, moment_lines, moments_of, ranges
 
 
 def run_as_text(scheme: Scheme, moments: Sequence[Moment], costs: Sequence[SchemeCost]) -> str:
     """Return a run as text: homes, all steps of its passes (one cost for each), visible pairs, bytes."""
-    lines = [
-        f"{scheme.name} on the mesh {scheme.mesh}, H = {scheme.heads}, Hkv = {scheme.kv_heads}"
-    ]
-    lines += ["", *home_lines(scheme)]
+    lines = head_lines(scheme)
     for cost in costs:
         sent, held = (" ".join(map(str, of_rank)) for of_rank in (cost.sent, cost.held))
         lines += [*pass_lines(scheme, moments, cost, bool(moments)), ""]

@@ -93,7 +93,7 @@ def test_the_text_has_every_input_and_the_call_built_from_it_fails_again(ring):
 
 def test_replay_prints_it_after_the_report_and_json_has_the_call(ring, monkeypatch):
     arguments = ["replay", WRONG_RING, ZIGZAG, "--shrink", "--timeout", "0"]
-    monkeypatch.setattr(check_run, "shrink", lambda *_: ring)  # each takes seconds
+    monkeypatch.setattr(check_run, "shrink_case", lambda *_: ring)  # each takes seconds
     monkeypatch.setattr(check_run, "Diagnoser", lambda: None)
     made = CliRunner().invoke(main, arguments)
     assert made.exit_code == 1, made.output

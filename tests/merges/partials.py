@@ -72,7 +72,12 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
     """Tell whether two arrays have the same dtype, shape and bits; every NaN equals every NaN."""
     if got.dtype != want.dtype or got.shape != want.shape:
         return False
-    pattern = f"u{got.dtype.itemsize}"
-    a, b = (np.ascontiguousarray(x).view(pattern) for x in (got, want))
-    both_nan = np.isnan(got.astype(np.float32)) & np.isnan(want.astype(np.float32))
-    return bool(((a == b) | both_nan).all())
+    return bool(equal_bits(got, want).all())
+
+
+def equal_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Tell element by element whether two arrays of one dtype and shape are equal; every NaN equals every NaN."""
+    assert a.dtype == b.dtype and a.shape == b.shape
+    pattern = f"u{a.dtype.itemsize}"
+    x, y = (np.ascontiguousarray(one).view(pattern) for one in (a, b))
+    return (x == y) | (np.isnan(a.astype(np.float32)) & np.isnan(b.astype(np.float32)))

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from merges.partials import Case
+from merges.partials import Case, equal_bits
 
 from ringspec.merges import MERGES, Functions, MergeRecipe, merge
 from ringspec.vectors import open_set
@@ -33,14 +33,6 @@ class Shares:
     @property
     def differing(self) -> dict[str, int]:
         return {key: self.compared[key] - self.equal[key] for key in self.compared}
-
-
-def equal_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Tell element by element; every NaN equals every NaN."""
-    assert a.dtype == b.dtype and a.shape == b.shape
-    pattern = f"u{a.dtype.itemsize}"
-    x, y = (np.ascontiguousarray(one).view(pattern) for one in (a, b))
-    return (x == y) | (np.isnan(a.astype(np.float32)) & np.isnan(b.astype(np.float32)))
 
 
 def golden_parts(recipe: str) -> list[tuple[str, str, list[Any], Any]]:

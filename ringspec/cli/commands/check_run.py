@@ -37,8 +37,7 @@ from ringspec.conformance.run.expected import Expectation, read_expected
 from ringspec.conformance.run.load import asked_of, telling
 from ringspec.conformance.run.opening import opened
 from ringspec.conformance.run.sharp import chosen as larger_case
-from ringspec.conformance.run.shrink import shrink
-from ringspec.conformance.run.shrink_schemes import is_scheme, shrink_scheme
+from ringspec.conformance.run.shrink_schemes import shrink_case
 from ringspec.conformance.run.suite import Summary, run, selected
 from ringspec.conformance.target.project import target_or_default
 from ringspec.conformance.target.protocol import Target
@@ -128,8 +127,7 @@ def check_can_shrink(spec: str, ids: Sequence[str]) -> None:
 def show_shrunk(target: Target, case: RunCase, seconds: float, as_json: bool) -> None:
     """Search for the simplest call that fails in the same way as ``case``, for at most ``seconds``, and print it."""
     with trying("shrinking", sys.stderr.isatty()) as tell:
-        search = shrink_scheme if is_scheme(case) else shrink
-        found = search(
+        found = shrink_case(
             target,
             case,
             seconds,

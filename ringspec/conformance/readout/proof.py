@@ -105,9 +105,8 @@ def unrefuted(
     ``right``: these problems, with the results of their two calls. If nothing else explains the problems that failed, the
     faults are told, and so is where they do not hold.
     """
-    if all(
-        BATCHES in one.problem for one in readings
-    ):  # their heads are batch entries, which others do not mix
+    batches = all(BATCHES in one.problem for one in readings)  # whose heads are batch entries
+    if batches or not any(one.explained for one in readings):
         return told(readings)
     proofs = [
         (problem.id, Replayed(problem.proof, outputs[1]))

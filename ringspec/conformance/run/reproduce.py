@@ -22,8 +22,8 @@ from ringspec.conformance.run.case import run_case
 from ringspec.conformance.run.dense_text import RESULTS, check_known
 from ringspec.conformance.run.load import load_target
 from ringspec.conformance.run.program import Place, Writable, places_of, program, supported
-from ringspec.conformance.run.shrink import Progress, Shrunk, shrink
-from ringspec.conformance.run.shrink_schemes import is_scheme, shrink_scheme
+from ringspec.conformance.run.shrink import Progress, Shrunk
+from ringspec.conformance.run.shrink_schemes import shrink_case
 from ringspec.conformance.target.protocol import Target
 from ringspec.errors import OptionError
 
@@ -56,8 +56,7 @@ def reproduce(
     """
     written = supported(load_target(spec))
     record = run_case(target, case, Diagnoser())
-    search = shrink_scheme if is_scheme(case) else shrink
-    shrunk = search(target, case, seconds, progress)
+    shrunk = shrink_case(target, case, seconds, progress)
     call = shrunk.last.call
     check_known(call, shrunk.last.tensors)
     places = places_of([one for one in shrunk.last.findings if one.tensor in RESULTS])

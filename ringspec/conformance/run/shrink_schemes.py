@@ -25,6 +25,7 @@ from ringspec.conformance.run.shrink import (
     limited,
     refuse,
     results,
+    shrink,
 )
 from ringspec.conformance.target.cells import global_of
 from ringspec.conformance.target.protocol import Call, Target
@@ -42,6 +43,14 @@ OPTIONAL = (
     ("causal",),
 )
 OF_TOKENS = ("cu_seqlens", "cu_seqlens_k", "bias", "keep", "positions_q", "positions_k", "patches")
+
+
+def shrink_case(
+    target: Target, case: RunCase, seconds: float = SECONDS, progress: Progress | None = None
+) -> Shrunk:
+    """Find the simplest case or call that a target fails as it fails ``case``, of a scheme or of another operation."""
+    search = shrink_scheme if is_scheme(case) else shrink
+    return search(target, case, seconds, progress)
 
 
 def is_scheme(case: RunCase) -> bool:
