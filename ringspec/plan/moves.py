@@ -205,9 +205,10 @@ def dcp(split: Split, backward: bool) -> Movements:
     of_group = split.heads // groups
     mine = split.tokens * of_group // parts
     keys = split.keys * max(key_heads(split, "tp"))
-    moves = (
-        Move("q", "all_gather", "dcp", mine * (parts - 1), parts - 1),
-        Move("state", "reduce_scatter", "dcp", mine * (parts - 1), parts - 1),
+    moves = tuple(
+        Move(thing, kind, "dcp", mine * (parts - 1), parts - 1)
+        for thing, kind in (("q", "all_gather"), ("state", "reduce_scatter"))
+        if parts > 1
     )
     return Movements(moves, Sizes(mine, keys, split.tokens * of_group, keys, True))
 

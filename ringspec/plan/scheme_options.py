@@ -13,6 +13,7 @@ from ringspec.plan.moves import Split, cell_bytes, held, movements, sent
 from ringspec.plan.scheme_times import Times, scheme_times
 from ringspec.plan.workload import Workload, check_choice, sized
 from ringspec.schemes.mesh import Mesh, make_mesh
+from ringspec.schemes.sharding import fewer_parts, padding
 
 # The axes of each scheme, outermost first, as ringspec.schemes.build.BUILDERS has them.
 AXES = {
@@ -229,13 +230,12 @@ def refusal(asked: Question, scheme: str, mesh: Mesh) -> Impossible | None:
     parts = math.prod(mesh.size(axis) for axis in axes)
     if heads % parts:
         what = " x ".join(axis for axis in axes if mesh.size(axis) > 1)
-        more = -(-heads // parts) * parts
-        fix = f"pad q to {more} heads"
+        fix = padding(heads, work.kv_heads, parts)
         common = math.gcd(heads, work.workers)
-        if scheme == "ulysses" and common > 1:
-            fix = f"{usp_instead(asked, common)}, or {fix}"
+        if scheme == "dcp":
+            fix = f"{fewer_parts(heads, parts)} ranks, or {fix}"
         elif common > 1:
-            fix = f"{what} that divides {common}, or {fix}"
+            fix = f"{usp_instead(asked, scheme, common)}, or {fix}"
         return Impossible(scheme, f"{what} = {parts} must divide H = {heads}", fix)
     if scheme == "joint" and (work.length - asked.text) % (work.workers * unit_of(asked.layout)):
         need = work.workers * unit_of(asked.layout)
@@ -247,11 +247,12 @@ def refusal(asked: Question, scheme: str, mesh: Mesh) -> Impossible | None:
     return None
 
 
-def usp_instead(asked: Question, common: int) -> str:
-    """Return the mesh of USP with the longest possible axis ``ulysses`` inside a fast link; ``common`` divides H and W."""
+def usp_instead(asked: Question, scheme: str, common: int) -> str:
+    """Return USP (or ``joint``) with the longest axis ``ulysses`` inside a fast link; ``common`` = gcd(H, W)."""
     near = max(link.workers or 0 for link in asked.hardware.links) or common
     longest = max((x for x in range(2, near + 1) if common % x == 0), default=common)
-    return f"usp with ring {asked.work.workers // longest} x ulysses {longest}"
+    name = "usp" if scheme == "ulysses" else scheme
+    return f"{name} with ring {asked.work.workers // longest} x ulysses {longest}"
 
 
 def unit_of(layout: str) -> int:

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ringspec.errors import OptionError
 from ringspec.schemes.mesh import Mesh
 from ringspec.schemes.rings import Tables, home, ring_steps
 from ringspec.schemes.scheme import Scheme, Step, Tokens, Transfer, idle
@@ -36,6 +35,7 @@ from ringspec.schemes.sharding import (
     Shard,
     Sharding,
     by_tables,
+    check_heads,
     group_tokens,
     head_slice,
     key_heads_of,
@@ -65,12 +65,7 @@ def usp(
     (['all_to_all', 'all_gather'], ['permute', 'all_to_all', 'reduce_scatter'])
     """
     parts = mesh.size("ulysses")
-    if heads % parts:
-        raise OptionError(
-            f"query heads that the axis 'ulysses' of size {parts} divides",
-            f"H = {heads}",
-            f"use a size that divides {heads}, or pad the heads of q, k and v",
-        )
+    check_heads(heads, kv_heads, parts, "the axis 'ulysses'")
     tables_k = tables if tables_k is None else tables_k
     home_q = home(mesh, tables, heads, text)
     home_k = home(mesh, tables_k, kv_heads, text)

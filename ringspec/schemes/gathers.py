@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ringspec.errors import OptionError
 from ringspec.schemes.mesh import Mesh
 from ringspec.schemes.rings import Tables, home
 from ringspec.schemes.scheme import Scheme, Step, Tokens, Transfer, idle
-from ringspec.schemes.sharding import by_tables, group_tokens, head_slice, key_heads_of
+from ringspec.schemes.sharding import by_tables, check_heads, group_tokens, head_slice, key_heads_of
 
 
 def all_gather(
@@ -85,12 +84,7 @@ def dcp(
     ['all_gather', 'reduce_scatter']
     """
     groups, parts = mesh.size("tp"), mesh.size("dcp")
-    if heads % (groups * parts):
-        raise OptionError(
-            f"query heads that tp x dcp = {groups} x {parts} ranks divide",
-            f"H = {heads}",
-            "use a smaller mesh, or pad the heads of q",
-        )
+    check_heads(heads, kv_heads, groups * parts, "tp x dcp")
     at = [(mesh.coordinate(r, "tp"), mesh.coordinate(r, "dcp")) for r in range(mesh.ranks)]
     of_group = [head_slice(heads, t, groups) for t, _ in at]
     own = [head_slice(heads, t * parts + d, groups * parts) for t, d in at]

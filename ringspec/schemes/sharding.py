@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ringspec.errors import OptionError
 from ringspec.problem.model import Integers
 from ringspec.schemes.mesh import Mesh
 
@@ -101,6 +102,42 @@ def head_slice(heads: int, part: int, parts: int) -> tuple[int, ...]:
     """
     size = heads // parts
     return tuple(range(part * size, (part + 1) * size))
+
+
+def check_heads(heads: int, kv_heads: int, parts: int, axes: str) -> None:
+    """Raise OptionError unless H is a multiple of ``parts``, the number of ranks among which ``axes`` divide the heads.
+
+    >>> check_heads(6, 2, 4, "the axis 'ulysses'")
+    Traceback (most recent call last):
+    ringspec.errors.OptionError: expected H as a multiple of the axis 'ulysses' = 4; got H = 6, Hkv = 2. Fix: use 3 in place of 4, or pad q to 8 heads, 4 for each key head.
+    """
+    if heads % parts:
+        raise OptionError(
+            f"H as a multiple of {axes} = {parts}",
+            f"H = {heads}, Hkv = {kv_heads}",
+            f"use {fewer_parts(heads, parts)} in place of {parts}, or {padding(heads, kv_heads, parts)}",
+        )
+
+
+def fewer_parts(heads: int, parts: int) -> int:
+    """Return the largest number below ``parts`` that divides the heads."""
+    return max(x for x in range(1, parts) if heads % x == 0)
+
+
+def padding(heads: int, kv_heads: int, parts: int) -> str:
+    """Say to how many heads q, or q, k and v, must be padded so that ``parts`` divides H, whichever needs fewer.
+
+    Either each key head gets more query heads, or there are more key heads with as many query heads each.
+
+    >>> padding(8, 2, 16), padding(32, 8, 6)
+    ('pad q to 16 heads, 8 for each key head', 'pad q to 36 heads, and k and v to 9')
+    """
+    group = heads // kv_heads
+    wider = next(n for n in range(group, group + parts) if n * kv_heads % parts == 0)
+    more = next(n for n in range(kv_heads, kv_heads + parts) if n * group % parts == 0)
+    if wider * kv_heads <= more * group:
+        return f"pad q to {wider * kv_heads} heads, {wider} for each key head"
+    return f"pad q to {more * group} heads, and k and v to {more}"
 
 
 def key_heads_of(query_heads: Sequence[int], group: int) -> tuple[int, ...]:

@@ -225,9 +225,20 @@ def test_a_page_of_schemes_offers_those_that_were_asked_for(tmp_path):
     ("arguments", "words"),
     [
         (("--scheme", "uylsses"), "write 'ulysses'"),
-        (("--mesh", "ring=2"), "--mesh without --scheme"),
-        (("--scheme", "usp", "--workers", "4"), "--workers or --bug with --scheme"),
-        (("--scheme", "usp", "--mesh", "ring"), "write ring=2,ulysses=4"),
+        (("--mesh", "ring=2"), "Fix: add --scheme ring."),
+        (
+            ("--scheme", "usp", "--workers", "4"),
+            "leave out --workers; give the ranks as --mesh ring=2,ulysses=2",
+        ),
+        (("--scheme", "usp", "--mesh", "ring"), "as ring=2,ulysses=4"),
+        (("--scheme", "usp", "--mesh", "ring=0,ulysses=2"), "sizes above 0"),
+        (("--mesh", "dcp=2"), "Fix: add --scheme dcp."),
+        (("--scheme", "ring", "--bug", "stale-keys"), "Fix: leave out --bug."),
+        (("--scheme", "usp", "--mesh", "ring=2,ulysses=3"), "Fix: write --mesh ring=2,ulysses=2."),
+        (("--scheme", "usp", "--mesh", "ring=8,ulysses=2"), "got 16: ring 8 x ulysses 2"),
+        (("--scheme", "ring", "--mesh", "ring=5"), "Fix: choose --tokens 40."),
+        (("--scheme", "ring", "--mesh", "ring=7"), "Fix: choose fewer ranks, as --mesh ring=4."),
+        (("--scheme", "joint", "--mesh", "ring=3,ulysses=2"), "Fix: choose --tokens 32."),
     ],
 )
 def test_options_of_schemes_that_do_not_fit_are_refused(arguments, words):

@@ -118,6 +118,17 @@ def test_a_chosen_mesh_shows_what_moves_and_no_rings():
     assert "Not possible: joint, because no tokens are text." in text
 
 
+def test_lengths_may_end_in_k_or_m():
+    planned = json.loads(call("--length", "64k,1M", "--json").stdout)["plans"]
+    assert [one["workload"]["length"] for one in planned] == [65536, 1048576]
+
+
+def test_tensor_parallelism_alone_is_called_so_and_sends_nothing():
+    text = " ".join(call("--mesh", "tp=8,dcp=1").stdout.split())
+    assert "dcp 8x1 is tensor parallelism alone" in text
+    assert "dcp 8x1 sends forward nothing." in text
+
+
 def test_rates_come_from_a_file(tmp_path):
     path = tmp_path / "rates.toml"
     path.write_text(FILE)
@@ -165,9 +176,10 @@ def test_a_narrow_table_loses_nothing(numbers):
         (("--efficiency", "2"), "at most 1"),
         (("--figure", "x.exe"), ".png"),
         (("--scheme", "uylsses"), "write 'ulysses'"),
-        (("--mesh", "ring=2,ulysses"), "write ring=2,ulysses=4"),
+        (("--mesh", "ring=2,ulysses"), "as ring=2,ulysses=4"),
         (("--mesh", "ring=2,ring=4"), "distinct named axes"),
-        (("--mesh", "ring=0"), "W >= 1 workers"),
+        (("--mesh", "ring=0"), "sizes above 0"),
+        (("--length", "64q"), "or 64k for 65536"),
         (("--mesh", "ring=4", "--workers", "8"), "a mesh of W = 8 ranks"),
         (("--mesh", "tp=4", "--length", "8"), "the axes of the scheme"),
         (

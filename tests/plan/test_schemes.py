@@ -188,12 +188,12 @@ def test_what_is_impossible_says_why_and_what_would_be():
     assert {x.scheme: (x.why, x.fix) for x in planned.impossible} == {
         "ulysses": (
             "ulysses = 64 must divide H = 32",
-            "usp with ring 8 x ulysses 8, or pad q to 64 heads",
+            "usp with ring 8 x ulysses 8, or pad q to 64 heads, 2 for each key head",
         ),
         "joint": ("no tokens are text", "give their number, as in --text 512"),
         "dcp": (
             "tp x dcp = 64 must divide H = 32",
-            "tp x dcp that divides 32, or pad q to 64 heads",
+            "32 ranks, or pad q to 64 heads, 2 for each key head",
         ),
     }
     reasons = {x.scheme: x.why for x in plan(14, 7, text=3).impossible}

@@ -55,12 +55,12 @@ BAD = {
     "heads that the mesh does not divide": (
         {"scheme": "ulysses", "mesh": {"ulysses": 8}},
         OptionError,
-        "H = 4",
+        "use 4 in place of 8, or pad q to 8 heads",
     ),
     "heads that tp x dcp does not divide": (
         {"scheme": "dcp", "mesh": {"tp": 2, "dcp": 4}},
         OptionError,
-        "tp x dcp = 2 x 4",
+        "tp x dcp = 8",
     ),
     "a length that the ranks do not divide": (
         {"scheme": "ring", "mesh": {"ring": 3}},

@@ -262,7 +262,7 @@ def test_a_scheme_that_does_not_fit_its_heads_is_refused_when_it_is_derived():
         .replace('"H": 6', '"H": 9')
         .replace('"Hkv": 2', '"Hkv": 9')
     )
-    with pytest.raises(rs.errors.RingspecError, match="query heads that the axis"):
+    with pytest.raises(rs.errors.RingspecError, match="H as a multiple of the axis"):
         scheme_of(case)
 
 

@@ -125,7 +125,8 @@ def explore_command(
     in_range(seed, "seed", 0, (1 << 64) - 1)
     sizes = [one for group in workers for one in group]
     if schemes is not None or mesh is not None:
-        document = some_schemes(schemes, mesh, tokens, seed, refused=bool(sizes or bug))
+        refused = "--workers" if sizes else "--bug" if bug else ""
+        document = some_schemes(schemes, mesh, tokens, seed, refused)
     elif bug is None:
         document = all_rings(sizes or list(WORKERS), TOKENS if tokens is None else tokens, seed)
     else:
@@ -152,18 +153,24 @@ def some_schemes(
     mesh: tuple[tuple[str, int], ...] | None,
     tokens: int | None,
     seed: int,
-    refused: bool,
+    refused: str,
 ) -> dict[str, Any]:
-    """Return the data of a page of schemes; ``refused``: options of rings were given as well."""
+    """Return the data of a page of schemes; ``refused``: an option of rings that was given as well."""
     from ringspec.cli.views.explore_schemes import TOKENS as SCHEME_TOKENS
-    from ringspec.cli.views.explore_schemes import scheme_records
+    from ringspec.cli.views.explore_schemes import as_option, scheme_records
 
-    if names is None or refused:
-        given = "--mesh without --scheme" if names is None else "--workers or --bug with --scheme"
+    if names is None:
+        axes = {axis for axis, _ in mesh or ()}
+        fitting = [name for name, default in MESHES.items() if axes and axes <= set(default)]
+        fix = f"add --scheme {fitting[0]}" if fitting else "add --scheme and its name"
+        raise OptionError("--scheme beside --mesh", "no --scheme", fix)
+    if refused:
+        example = MESHES.get(names[0], MESHES["usp"])
         raise OptionError(
-            "--scheme, with --mesh, --tokens and --seed alone",
-            given,
-            "write --scheme usp --mesh ring=2,ulysses=4",
+            "--scheme with --mesh, --tokens and --seed only",
+            f"{refused} beside --scheme",
+            f"leave out {refused}"
+            + ("" if refused == "--bug" else f"; give the ranks as --mesh {as_option(example)}"),
         )
     chosen = tuple(MESHES) if names == ("all",) else names
     return scheme_records(chosen, mesh, SCHEME_TOKENS if tokens is None else tokens, seed)

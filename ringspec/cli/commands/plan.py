@@ -59,7 +59,8 @@ The keys of --json: ringspec/cli/plan.schema.json.
 )  # fmt: skip
 @click.option(
     "--length", type=LengthsType(), metavar="N,...",
-    help=f"S, the number of tokens; one plan for each number. [default: {TOKENS_PER_WORKER} per worker]",
+    help="S, the number of tokens; one plan for each number; 64k is 65536, 1M is 1048576. "
+    f"[default: {TOKENS_PER_WORKER} per worker]",
 )  # fmt: skip
 @click.option("--batch", default=1, show_default=True, metavar="N", help="B, the batch size.")
 @click.option(

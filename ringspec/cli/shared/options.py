@@ -41,7 +41,7 @@ class WindowType(click.ParamType):
 
 
 class LengthsType(click.ParamType):
-    """The type of an option that takes lengths separated by commas."""
+    """The type of an option that takes whole numbers separated by commas; ``64k`` is 65536, ``1M`` is 1048576."""
 
     name = "lengths"
 
@@ -49,12 +49,26 @@ class LengthsType(click.ParamType):
         if not isinstance(value, str):
             return value
         try:
-            lengths = tuple(int(part) for part in value.split(","))
+            lengths = tuple(whole_number(part) for part in value.split(","))
         except ValueError:
             lengths = (-1,)
         if min(lengths) < 0:
-            self.fail(f"{value!r} is not a list of document lengths: write 5,3,8", param, ctx)
+            self.fail(
+                f"{value!r} is not a list of whole numbers: write 5,3,8, or 64k for 65536, 1M for 1048576",
+                param,
+                ctx,
+            )
         return lengths
+
+
+def whole_number(text: str) -> int:
+    """Return a number that may end in k (1024) or M (1048576); ValueError if there is none.
+
+    >>> whole_number("64k"), whole_number("1M"), whole_number("12")
+    (65536, 1048576, 12)
+    """
+    unit = {"k": 1 << 10, "m": 1 << 20}.get(text.strip()[-1:].lower())
+    return int(text) if unit is None else int(text.strip()[:-1]) * unit
 
 
 class NamesType(click.ParamType):
@@ -75,8 +89,12 @@ class MeshType(click.ParamType):
         if not isinstance(value, str):
             return value
         axes = [part.partition("=") for part in value.split(",")]
-        if not all(size.isascii() and size.isdigit() for _, _, size in axes):
-            self.fail(f"{value!r} is not a mesh: write ring=2,ulysses=4", param, ctx)
+        if not all(size.isascii() and size.isdigit() and int(size[:9]) for _, _, size in axes):
+            self.fail(
+                f"{value!r} is not a mesh: write axes and sizes above 0, as ring=2,ulysses=4",
+                param,
+                ctx,
+            )
         return tuple((axis, int(size[:9])) for axis, _, size in axes)
 
 

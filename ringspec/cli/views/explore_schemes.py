@@ -7,6 +7,7 @@ slider: stop t < T shows step t after its computation, stop T the end of the pas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from ringspec.cli.views.explore_records import DECIMALS, HEAD_DIM, MOST_TOKENS, 
 from ringspec.errors import OptionError, nearest, shown
 from ringspec.schemes.api import context_parallel
 from ringspec.schemes.execute import Moment, RankState
+from ringspec.schemes.mesh import Mesh, check_axes, make_mesh
 from ringspec.schemes.run import SchemeRun
 from ringspec.schemes.scheme import RESULTS
 from ringspec.schemes.show import NAMES
@@ -99,16 +101,57 @@ def check_schemes(names: Sequence[str], mesh: Any, tokens: int) -> None:
                 nearest(name, MESHES),
                 code="unknown-name",
             )
-    if mesh is not None and len(names) > 1:
-        raise OptionError("one scheme with --mesh", ", ".join(names), "pass one --scheme")
-    if mesh is not None and int(np.prod([size for _, size in mesh])) > MOST_WORKERS:
-        raise OptionError(f"--mesh of at most {MOST_WORKERS} ranks", shown(mesh), "use fewer ranks")
+    if mesh is not None:
+        check_mesh(names, make_mesh(mesh))
     if not (8 <= tokens <= MOST_TOKENS and tokens % 8 == 0):
         raise OptionError(
             f"--tokens as a multiple of 8 up to {MOST_TOKENS} with --scheme",
             str(tokens),
             f"choose {TOKENS}",
         )
+    for name in names:
+        check_tokens(name, make_mesh(MESHES[name] if mesh is None else mesh), tokens)
+
+
+def check_mesh(names: Sequence[str], mesh: Mesh) -> None:
+    """Raise OptionError if ``--mesh`` does not belong to a single scheme, is too large, or does not divide the heads."""
+    if len(names) > 1:
+        raise OptionError(
+            "one scheme with --mesh",
+            ", ".join(names),
+            f"name one, such as --scheme {names[0]} --mesh {as_option(MESHES[names[0]])}",
+        )
+    fix = f"write --mesh {as_option(MESHES[names[0]])}"
+    check_axes(mesh, names[0], MESHES[names[0]])
+    if mesh.ranks > MOST_WORKERS:
+        raise OptionError(f"--mesh of at most {MOST_WORKERS} ranks", f"{mesh.ranks}: {mesh}", fix)
+    parts = math.prod(mesh.size(axis) for axis in ("ulysses", "tp", "dcp"))
+    if HEADS % parts:
+        raise OptionError(
+            f"--mesh that divides the {HEADS} query heads of the page", f"{parts}: {mesh}", fix
+        )
+
+
+def check_tokens(name: str, mesh: Mesh, tokens: int) -> None:
+    """Raise OptionError if the ranks do not divide the tokens; the fix is the next number of tokens that they divide."""
+    if name == "dcp":
+        return
+    unit = mesh.ranks * (1 if name == "joint" else 2)
+    split = {"joint": lambda n: (n - 1) // 8 * 8, "pcp": lambda n: max(8, n - PREFIX)}
+    shared = split.get(name, lambda n: n)
+    if shared(tokens) % unit:
+        good = [n for n in range(8, MOST_TOKENS + 1, 8) if shared(n) % unit == 0 and shared(n)]
+        fix = f"choose --tokens {min(good, key=lambda n: abs(n - tokens))}" if good else ""
+        raise OptionError(
+            f"--tokens of which the ranks share a multiple of {unit} with --scheme {name}",
+            f"{tokens}, of which they share {shared(tokens)}",
+            fix or f"choose fewer ranks, as --mesh {as_option(MESHES[name])}",
+        )
+
+
+def as_option(mesh: dict[str, int]) -> str:
+    """Return a mesh as the option --mesh takes it."""
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
 def one_run(name: str, mesh: Any, mask: str, tokens: int, seed: int) -> tuple[SchemeRun, int]:

@@ -26,6 +26,11 @@ def scheme_lines(planned: Plan, width: int, details: bool) -> list[str]:
     sections = [
         [head, *(scheme_table(planned, width) if planned.schemes else [])],
         [
+            *(
+                f"{label_of(one)} is tensor parallelism alone: each rank holds the whole cache of its key heads."
+                for one in planned.schemes
+                if one.scheme == "dcp" and one.mesh.size("dcp") == 1
+            ),
             *scheme_advice(planned),
             *(
                 f"Not possible: {other.scheme}, because {other.why}. Fix: {other.fix}."
