@@ -9,11 +9,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ringspec.errors import NotRecordedError, OptionError, shown
 from ringspec.problem.model import Array, Integers, Problem
 from ringspec.recipes import Recipe
 from ringspec.rings.cost import Cost, cost
-from ringspec.rings.gradients import HasGradients, check_number
+from ringspec.rings.gradients import HasGradients, check_number, check_recorded, check_when
 from ringspec.rings.lockstep import WHEN, Moment
 from ringspec.rings.show import heading, run_as_html, run_as_text, run_tensors
 from ringspec.spec.block import (
@@ -86,11 +85,6 @@ class Run(HasGradients):
         plus,
     )
 
-    @property
-    def dbias(self) -> Array | None:
-        """Gradient of the bias, in the shape in which it was given, float64; None without dy or bias."""
-        return None if self.gradients is None else self.gradients.dbias
-
     def worker(self, worker: int) -> WorkerResult:
         """Return the local results of one worker; raise NotRecordedError if there is no such worker."""
         check_number("worker", worker, len(self.workers))
@@ -98,12 +92,8 @@ class Run(HasGradients):
 
     def moment(self, worker: int, step: int, phase: str = "forward") -> Moment:
         """Return the recorded step of one worker; raise NotRecordedError without ``ring(..., record=True)``."""
-        if not self.moments:
-            raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
-        phases = list(dict.fromkeys(moment.phase for moment in self.moments))
-        if not isinstance(phase, str) or phase not in phases:
-            fix = "pass dy to ring(...) for a backward pass" if len(phases) == 1 else "use one"
-            raise NotRecordedError(f"phase {' or '.join(map(repr, phases))}", shown(phase), fix)
+        check_recorded(self.moments)
+        self.check_phase(phase)
         steps = [moment for moment in self.moments if moment.phase == phase]
         check_number("worker", worker, len(self.workers))
         check_number("step", step, len(steps) // len(self.workers))
@@ -133,22 +123,15 @@ class Run(HasGradients):
         >>> run.state(worker=0, step=0, when="computed").k.shape
         (1, 1, 2, 2)
         """
-        if not isinstance(when, str) or when not in WHEN:
-            raise OptionError(f"when as one of {', '.join(WHEN)}", shown(when), "pass when='after'")
+        check_when(when, WHEN)
         state: WorkerState = getattr(self.moment(worker, step, phase), when)
         return state
 
     def cost(self, phase: str = "forward") -> Cost:
         """Return hops, bytes and visible pairs of a phase; raise NotRecordedError if the phase was not run."""
-        schedule = {"forward": self.schedule, "backward": self.backward_schedule}.get(
-            phase if isinstance(phase, str) else ""
-        )
-        if schedule is None:
-            raise NotRecordedError(
-                "phase 'forward', or 'backward' of a run with dy",
-                shown(phase),
-                "pass dy to ring(...) for a backward pass",
-            )
+        self.check_phase(phase)
+        schedule = self.schedule if phase == "forward" else self.backward_schedule
+        assert schedule is not None
         return cost(self.problem, schedule, self.layout_q, self.layout_k, self.recipe)
 
     def replay(self) -> Iterator[Moment]:
@@ -157,8 +140,7 @@ class Run(HasGradients):
         Yields the recomputed moments in order; they equal the recorded ones bit for bit. Raises NotRecordedError
         without ``ring(..., record=True)``.
         """
-        if not self.moments:
-            raise NotRecordedError("a recorded run", "none", "call ring(..., record=True)")
+        check_recorded(self.moments)
         for moment in self.moments:
             before, received = moment.before, moment.received
             during: WorkerState

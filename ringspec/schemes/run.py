@@ -12,10 +12,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from ringspec.errors import NotRecordedError, OptionError, ScheduleError, shown
+from ringspec.errors import ScheduleError
 from ringspec.problem.model import Array, Problem
 from ringspec.recipes import Recipe
-from ringspec.rings.gradients import HasGradients, check_number
+from ringspec.rings.gradients import HasGradients, check_number, check_recorded, check_when
 from ringspec.schemes.cost import SchemeCost, scheme_cost
 from ringspec.schemes.defects import Defect
 from ringspec.schemes.execute import Moment, Now, RankState, execute, one_step
@@ -24,7 +24,7 @@ from ringspec.schemes.numbers import arithmetic, cells_of, forward_inputs, sinks
 from ringspec.schemes.parts import Part
 from ringspec.schemes.scheme import Scheme
 from ringspec.schemes.sharding import Shard, Sharding
-from ringspec.schemes.show_run import run_as_text
+from ringspec.schemes.show_run import run_as_summary, run_as_text
 from ringspec.spec.dense_backward import Gradients, dy_o_sum, sink_gradient
 from ringspec.spec.online_softmax import SoftmaxState, finish
 
@@ -55,9 +55,8 @@ class SchemeRun(HasGradients):
     they hold the one of the lowest rank; ``ranks`` holds each rank's results, with all copies. ``scheme`` says what was
     run, ``problem`` and ``recipe`` with what. ``moments`` are the recorded steps of a run with ``record=True``.
 
-    In the methods, ``phase`` is 'forward' or 'backward'. ``print(run)`` shows who holds what, what moves and who computes
-    what; of a recorded run also what each rank holds, sends, receives and merges in each step, as ``print(run.moment(0))``
-    does for one step.
+    In the methods, ``phase`` is 'forward' or 'backward'. ``print(run)`` shows who holds what, and for each step what moves
+    and how much is computed. ``print(run.text())`` shows every rank, as ``print(run.moment(0))`` does for one step.
     """
 
     problem: Problem
@@ -71,27 +70,11 @@ class SchemeRun(HasGradients):
 
     def moment(self, step: int, phase: str = "forward") -> Moment:
         """Return the record of one step; raise NotRecordedError if it does not exist or was not recorded."""
-        self.check_recorded()
+        check_recorded(self.moments)
         self.check_phase(phase)
         steps = [moment for moment in self.moments if moment.phase == phase]
         check_number("step", step, len(steps))
         return steps[step]
-
-    def check_recorded(self) -> None:
-        """Raise NotRecordedError if the steps of the run were not recorded."""
-        if not self.moments:
-            fix = "call context_parallel(..., record=True)"
-            raise NotRecordedError("a recorded run", "none", fix)
-
-    def check_phase(self, phase: object) -> None:
-        """Raise NotRecordedError unless ``phase`` names a pass that was run."""
-        run = ("forward",) if self.gradients is None else ("forward", "backward")
-        if not isinstance(phase, str) or phase not in run:
-            raise NotRecordedError(
-                "phase 'forward', or 'backward' of a run with dy",
-                shown(phase),
-                "pass dy to context_parallel(...) for a backward pass",
-            )
 
     def replay(self) -> Iterator[Moment]:
         """Run every recorded step again, only from what its ranks held before it.
@@ -99,7 +82,7 @@ class SchemeRun(HasGradients):
         Yields the moments in order; they equal the recorded ones bit for bit. Raises NotRecordedError without
         ``context_parallel(..., record=True)``.
         """
-        self.check_recorded()
+        check_recorded(self.moments)
         problem = with_keep(self.problem)
         for moment in self.moments:
             of_pass = arithmetic(problem, self.recipe, moment.phase)
@@ -112,8 +95,7 @@ class SchemeRun(HasGradients):
 
         Raises OptionError for another ``when``, NotRecordedError for a rank or step that does not exist.
         """
-        if not isinstance(when, str) or when not in WHEN:
-            raise OptionError(f"when as one of {', '.join(WHEN)}", shown(when), "pass when='after'")
+        check_when(when, WHEN)
         moment = self.moment(step, phase)
         check_number("rank", rank, len(self.ranks))
         state: RankState = getattr(moment, when)[rank]
@@ -141,8 +123,19 @@ class SchemeRun(HasGradients):
         return f"<SchemeRun: {self.scheme.name}, mesh {self.scheme.mesh}>"
 
     def __str__(self) -> str:
+        return run_as_summary(self.scheme, self.costs())
+
+    def text(self) -> str:
+        """Return the whole run as text: who computes what and what moves in each step, visible pairs, bytes.
+
+        For a recorded run, it also says what each rank holds, sends, receives and merges.
+        """
+        return run_as_text(self.scheme, self.moments, self.costs())
+
+    def costs(self) -> list[SchemeCost]:
+        """Return the cost of each pass that was run."""
         phases = ("forward", "backward")[: 1 + (self.gradients is not None)]
-        return run_as_text(self.scheme, self.moments, [self.cost(phase) for phase in phases])
+        return [self.cost(phase) for phase in phases]
 
 
 WHEN = ("before", "computed", "after")

@@ -4,13 +4,52 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from ringspec.schemes.cost import SchemeCost
 from ringspec.schemes.execute import Moment
 from ringspec.schemes.parts import Message, Part, common
-from ringspec.schemes.scheme import RESULTS, SIDE_OF, Scheme
+from ringspec.schemes.scheme import RESULTS, SIDE_OF, Scheme, Step
 from ringspec.schemes.sharding import Shard
 from ringspec.schemes.show import NAMES, head_lines, moment_lines, moments_of, ranges
+
+
+def run_as_summary(scheme: Scheme, costs: Sequence[SchemeCost]) -> str:
+    """Return a run as a short text: homes, and one line for each step, or for successive steps that are alike."""
+    lines = head_lines(scheme)
+    for cost in costs:
+        lines += [
+            "",
+            f"{cost.phase}: bytes sent by a rank {span(cost.sent)}, held at most {span(cost.held)}",
+        ]
+        texts = [
+            step_summary(step, pairs)
+            for step, pairs in zip(scheme.steps(cost.phase), cost.pairs, strict=True)
+        ]
+        first = 0
+        for text, alike in groupby(texts):
+            last = first + len(list(alike)) - 1
+            which = f"step {first}" if first == last else f"steps {first} to {last}"
+            lines.append(f"  {which}: {text}")
+            first = last + 1
+    return "\n".join([*lines, "", "print(run.text()) shows what each rank does in each step."])
+
+
+def step_summary(step: Step, pairs: Sequence[int]) -> str:
+    """Return what all ranks do in a step: visible pairs, then the collective operations."""
+    done = "nobody computes" if step.idle else f"visible pairs on a rank {span(pairs)}"
+    moved = [f"{NAMES[one.thing]}: {one.kind} along {one.axis}" for one in step.transfers]
+    return "; ".join([done, *moved])
+
+
+def span(counts: Sequence[int]) -> str:
+    """Return the least and the largest of some counts.
+
+    >>> span((3, 5, 3)), span((4, 4))
+    ('3 to 5', '4')
+    """
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def run_as_text(scheme: Scheme, moments: Sequence[Moment], costs: Sequence[SchemeCost]) -> str:

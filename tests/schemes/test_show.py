@@ -18,13 +18,25 @@ def run_of(scheme, mesh, **keywords):
 
 
 def test_print_shows_homes_steps_and_transfers():
-    text = str(run_of("usp", {"ring": 2, "ulysses": 2}, layout="zigzag")).splitlines()
+    text = run_of("usp", {"ring": 2, "ulysses": 2}, layout="zigzag").text().splitlines()
     assert text[0] == "usp on the mesh ring 2 x ulysses 2, H = 4, Hkv = 2"
     assert "1     0     1        1 6      1 6" in text
     assert "  rank 2  2-5 [h 0-1]      x  0-1 6-7 [h 0]" in text
     assert "  k v: permute along ring: 0 to 2, 1 to 3, 2 to 0, 3 to 1" in text
     assert "    rank 0 holds 0-1 6-7 [h 0-1], then 0 7" in text
     assert text.count("backward, step 2") == 1
+
+
+def test_print_of_a_run_is_short_and_the_same_if_it_is_recorded():
+    x = np.ones((1, 1, 16, 1))
+    run = context_parallel(x, x, x, mesh={"ring": 8}, scheme="ring", record=True, causal=True)
+    assert str(run) == str(context_parallel(x, x, x, scheme=run.scheme, causal=True))
+    lines = str(run).splitlines()
+    assert len(lines) < 20 and len(run.text().splitlines()) > 200
+    assert "  step 0: visible pairs on a rank 3; k v: permute along ring" in lines
+    assert "  step 7: visible pairs on a rank 0 to 4" in lines
+    ulysses = str(run_of("ulysses", {"ulysses": 4}))
+    assert "step 0: nobody computes; q: all_to_all along ulysses" in ulysses
 
 
 def test_what_a_recorded_run_did_is_what_its_scheme_shows():
@@ -51,12 +63,13 @@ def test_print_of_a_recorded_run_says_rank_by_rank_what_is_held_sent_received_an
     ]
     for run in (joint, dcp):
         for moment in run.moments:
-            assert set(str(moment).splitlines()[1:]) <= set(str(run).splitlines())
+            assert set(str(moment).splitlines()[1:]) <= set(run.text().splitlines())
     # Gradients of the text are added over the ring; of the other keys, only those of one rank arrive.
     lines = [line.strip() for line in str(joint.moments[-1]).splitlines()]
     assert "adds to dq of 0-1" in lines and "adds to dk dv of 0-1" in lines
-    assert f"forward: bytes sent by each rank: {' '.join(map(str, joint.cost().sent))};" in str(
-        joint
+    assert (
+        f"forward: bytes sent by each rank: {' '.join(map(str, joint.cost().sent))};"
+        in joint.text()
     )
     assert "sends q" not in str(run_of("ulysses", {"ulysses": 2}).scheme)
 
