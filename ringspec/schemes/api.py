@@ -68,8 +68,8 @@ def context_parallel(
 
     In 'pcp' and 'dcp', cu_seqlens and cu_seqlens_k divide q and k into requests; without them there is one. In 'pcp' the
     last keys of a request are those of its queries, and all keys before them are a cached prefix. For a causal mask, give
-    ``q_offset=Sk - Sq`` for one request, and positions for several. Gradients of a bias are not computed: use
-    :func:`~ringspec.ring`.
+    ``q_offset=Sk - Sq`` for one request, and positions for several. A bias does not move: each rank reads the entries of the
+    pairs that it computes, and ``dbias`` is the sum of the ranks' parts, because no pair is computed twice.
 
     Returns a :class:`~ringspec.schemes.run.SchemeRun`. Bad input raises a subclass of
     :class:`~ringspec.errors.RingspecError`; an invalid scheme of your own raises ScheduleError with every defect.
@@ -98,7 +98,7 @@ def context_parallel(
     if run.gradients is not None:
         run = replace(run, gradients=as_given(run.gradients, options))
     if used.products == "float64":
-        check_results(o=run.o, dq=run.dq, dk=run.dk, dv=run.dv, dsinks=run.dsinks)
+        check_results(o=run.o, dq=run.dq, dk=run.dk, dv=run.dv, dsinks=run.dsinks, dbias=run.dbias)
     return run
 
 
@@ -141,12 +141,6 @@ def seeds_of(problem: Problem, scheme: Scheme, dy: Any, dlse: Any) -> tuple[Arra
             f"no dy or dlse with the scheme {scheme.name!r}, which has no backward pass",
             "dy" if dlse is None else "dlse",
             "leave it out, or use the scheme 'all_gather'",
-        )
-    if problem.rows.bias is not None:
-        raise OptionError(
-            "no bias with dy: the gradient of a bias is not computed here",
-            "both",
-            "use ringspec.ring, which returns dbias",
         )
     dy = np.zeros(problem.q.shape[:3] + problem.v.shape[3:]) if dy is None else dy
     return check_gradients(problem, dy, dlse)

@@ -6,7 +6,7 @@ which key heads it needs, so they need not be as regular as in the whole problem
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,13 +91,32 @@ def score(problem: Problem, recipe: Recipe, q: Part, k: Part) -> Parts:
     return {"state": Part(Shard(q.shard.tokens, order), side_by_side(states, "m", "l", "o"))}
 
 
-def differentiate(problem: Problem, recipe: Recipe, q: Part, k: Part) -> Parts:
-    """Return what some queries and some keys contribute to dq, dk and dv."""
+def differentiate(
+    problem: Problem, recipe: Recipe, q: Part, k: Part, dbias: Array | None = None
+) -> Parts:
+    """Return what some queries and some keys contribute to dq, dk and dv; add their dbias to ``dbias`` in place."""
     shares, order, key_order = by_key_head(problem, recipe, q, k, "backward")
+    if dbias is not None:
+        done = 0
+        for share in shares:
+            heads = order[done : done + share.dq.shape[1]]
+            add_to_bias(dbias, share.dbias, q.shard.tokens, heads)
+            done += len(heads)
     return {
         "dq": Part(Shard(q.shard.tokens, order), side_by_side(shares, "dq")),
         "dk": Part(Shard(k.shard.tokens, key_order), side_by_side(shares, "dk", "dv")),
     }
+
+
+def add_to_bias(total: Array, share: Array, tokens: Sequence[int], heads: Sequence[int]) -> None:
+    """RING-12: add the dbias of some queries and heads to that of all, in place; float64, never rounded."""
+    at_heads = heads if total.shape[1] > 1 else (0,)
+    if total.shape[2] == 1:
+        total[:, list(at_heads)] += share
+        return
+    real = [slot for slot, token in enumerate(tokens) if token >= 0]
+    at = np.ix_(at_heads, [tokens[slot] for slot in real])
+    total[:, at[0], at[1]] += share[:, :, real]
 
 
 def side_by_side(results: list[Any], *names: str) -> Tensors:
@@ -105,11 +124,18 @@ def side_by_side(results: list[Any], *names: str) -> Tensors:
     return {name: np.concatenate([getattr(x, name) for x in results], axis=1) for name in names}
 
 
-def arithmetic(problem: Problem, recipe: Recipe, phase: str) -> Arithmetic:
-    """Return the arithmetic of a pass for one problem."""
-    compute = score if phase == "forward" else differentiate
+def arithmetic(
+    problem: Problem, recipe: Recipe, phase: str, dbias: Sequence[Array] | None = None
+) -> Arithmetic:
+    """Return the arithmetic of a pass for one problem; the bias gradients of each rank are added to ``dbias``."""
+
+    def compute(step: int, rank: int, q: Part, k: Part) -> Parts:
+        if phase == "forward":
+            return score(problem, recipe, q, k)
+        return differentiate(problem, recipe, q, k, None if dbias is None else dbias[rank])
+
     return Arithmetic(
-        lambda step, rank, q, k: compute(problem, recipe, q, k),
+        compute,
         lambda thing, shard: blank(problem, thing, shard, phase),
         lambda thing, a, b: join(recipe, thing, a, b),
     )

@@ -34,7 +34,9 @@ class RankResult:
     """The final results of one rank in float64, for the cells that it holds at home; padding slots are included.
 
     ``query`` and ``key`` are its shards: tokens x heads, as global numbers. ``o`` [B, h, n, Dv], ``lse`` [B, h, n], ``dq``
-    [B, h, n, D], ``dk`` [B, hkv, n, D], ``dv`` [B, hkv, n, Dv]; gradients are None without dy.
+    [B, h, n, D], ``dk`` [B, hkv, n, D], ``dv`` [B, hkv, n, Dv]; gradients are None without dy. ``dbias`` is the part of the
+    pairs that this rank computed, in the shape [B or 1, H or 1, Sq or 1, Sk or 1] of the bias; the sum over all ranks is
+    that of the run.
     """
 
     rank: int
@@ -45,6 +47,7 @@ class RankResult:
     dq: Array | None = None
     dk: Array | None = None
     dv: Array | None = None
+    dbias: Array | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,17 +175,19 @@ def run_scheme(
             for start, result in zip(starts, results, strict=True)
         ]
         dsinks = all_sink_gradients(problem, scheme.home_q, starts)
-        states = execute(
-            scheme, "backward", starts, arithmetic(problem, recipe, "backward"), refuse, observe
-        )
+        bias = problem.rows.bias
+        parts = None if bias is None else [np.zeros(bias.shape) for _ in starts]
+        of_pass = arithmetic(problem, recipe, "backward", parts)
+        states = execute(scheme, "backward", starts, of_pass, refuse, observe)
         results = tuple(
-            backward_result(recipe, result, state)
-            for result, state in zip(results, states, strict=True)
+            backward_result(recipe, result, state, None if parts is None else parts[r])
+            for r, (result, state) in enumerate(zip(results, states, strict=True))
         )
         dq = gathered([result.dq for result in results], scheme.home_q, problem.q.shape)
         dk = gathered([result.dk for result in results], scheme.home_k, problem.k.shape)
         dv = gathered([result.dv for result in results], scheme.home_k, problem.v.shape)
-        gradients = Gradients(dq, dk, dv, dsinks)
+        dbias = None if parts is None else sum(parts, start=np.zeros(parts[0].shape))
+        gradients = Gradients(dq, dk, dv, dsinks, dbias)
     shape = problem.q.shape[:3]
     o = gathered([r.o for r in results], scheme.home_o, (*shape, problem.v.shape[3]))
     lse = gathered([r.lse for r in results], scheme.home_o, shape)
@@ -216,13 +221,15 @@ def backward_start(
     return replace(start, parts={**start.parts, "q": part})
 
 
-def backward_result(recipe: Recipe, result: RankResult, state: RankState) -> RankResult:
-    """Return a rank's results with its gradients, rounded to the recipe's format."""
+def backward_result(
+    recipe: Recipe, result: RankResult, state: RankState, dbias: Array | None
+) -> RankResult:
+    """Return a rank's results with its gradients, rounded to the recipe's format; dbias is not rounded."""
     dq = state.parts["dq"].tensors["dq"]
     keys = state.parts["dk"].tensors
     # + 0.0: zeros are +0
     dq, dk, dv = (recipe.to_gradients(x) + 0.0 for x in (dq, keys["dk"], keys["dv"]))
-    return replace(result, dq=dq, dk=dk, dv=dv)
+    return replace(result, dq=dq, dk=dk, dv=dv, dbias=dbias)
 
 
 def gathered(shards: Sequence[Array | None], sharding: Sharding, shape: tuple[int, ...]) -> Array:

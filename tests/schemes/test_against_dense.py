@@ -132,6 +132,43 @@ def compare_all(run, expected, scale):
             assert error <= BOUND, (name, result.rank, error)
 
 
+BIASES = [(1, 12, 24, 24), (2, 1, 24, 24), (1, 12, 1, 24), (1, 1, 24, 1), (2, 12, 1, 1)]
+
+
+@pytest.mark.rule("RING-12", "BWD-8")
+@pytest.mark.parametrize("shape", BIASES, ids=str)
+@pytest.mark.parametrize("name", ["ring 3", "all-gather 4", "usp 2 x 4", "joint, rear"])
+def test_the_bias_gradients_of_all_ranks_add_up_to_that_of_dense_attention(name, shape):
+    scheme, mesh, keywords = TRAINED[name]
+    q, k, v, dy, dlse = tensors((12, 3), (5, 3), 24, 24, 7)
+    bias = np.random.default_rng(8).standard_normal(shape)
+    if scheme == "joint":  # the ranks divide the other 16 tokens
+        keywords = {**keywords, "text": list(range(8))}
+    causal = {"causal": True}
+    run = context_parallel(
+        q, k, v, dy, dlse=dlse, mesh=mesh, scheme=scheme, bias=bias, **keywords, **causal
+    )
+    want = dense_bias_gradient(q, k, v, dy, dlse, bias)
+    assert run.dbias.shape == shape
+    np.testing.assert_allclose(run.dbias, want, rtol=0, atol=1e-13)
+    np.testing.assert_array_equal(sum(one.dbias for one in run.ranks), run.dbias)
+    assert sum(np.any(one.dbias != 0) for one in run.ranks) == len(run.ranks)
+
+
+def dense_bias_gradient(q, k, v, dy, dlse, bias):
+    """Return dbias of causal dense attention in float64, in the shape of the bias; no code of ringspec."""
+    group, length = q.shape[1] // k.shape[1], q.shape[2]
+    k_h, v_h = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    s = np.einsum("bhid,bhjd->bhij", q, k_h) / np.sqrt(q.shape[3]) + bias
+    s = np.where(np.tri(length, dtype=bool), s, -np.inf)
+    p = np.exp(s - s.max(axis=3, keepdims=True))
+    p /= p.sum(axis=3, keepdims=True)
+    row_term = (dy * np.einsum("bhij,bhjd->bhid", p, v_h)).sum(axis=3) - dlse
+    ds = p * (np.einsum("bhid,bhjd->bhij", dy, v_h) - row_term[..., None])
+    axes = tuple(axis for axis in range(4) if bias.shape[axis] == 1)
+    return ds.sum(axis=axes, keepdims=True)
+
+
 @pytest.mark.rule("CP-3", "CP-4", "CP-5")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
 def test_schemes_that_train_equal_dense_attention(row):

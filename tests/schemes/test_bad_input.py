@@ -118,11 +118,6 @@ BAD = {
         OptionError,
         "no backward pass",
     ),
-    "a bias with dy": (
-        {"scheme": "ring", "mesh": {"ring": 2}, "bias": np.ones((8, 8)), **DY},
-        OptionError,
-        "ringspec.ring",
-    ),
     "circulation gather": (
         {"scheme": "ring", "mesh": {"ring": 2}, "circulation": "gather"},
         OptionError,

@@ -62,3 +62,15 @@ def test_the_scheme_ring_keeps_padding_dropout_sinks_and_windows_bit_for_bit():
     run = context_parallel(q, k, v, dy, mesh={"ring": 3}, scheme="ring", **keywords)
     for name in (*RESULTS, "dsinks"):
         np.testing.assert_array_equal(getattr(run, name), getattr(expected, name), strict=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 12, 12), (2, 1, 12, 1), (1, 4, 1, 12)], ids=str)
+def test_the_scheme_ring_returns_the_bias_gradient_of_the_ring(shape):
+    q, k, v, dy = tensors(12)
+    keywords = {"bias": np.random.default_rng(2).standard_normal(shape), "layout": "zigzag"}
+    expected = rs.ring(q, k, v, dy, workers=3, **keywords)
+    run = context_parallel(q, k, v, dy, mesh={"ring": 3}, scheme="ring", **keywords)
+    if shape[1] == 1:  # heads of one key head are added before those of the next
+        np.testing.assert_allclose(run.dbias, expected.dbias, rtol=0, atol=1e-14)
+    else:
+        np.testing.assert_array_equal(run.dbias, expected.dbias, strict=True)
