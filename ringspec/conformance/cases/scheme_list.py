@@ -176,9 +176,59 @@ def covering() -> Iterator[Split]:
             )
 
 
+# Ulysses and USP with enough key heads that no two ranks share one, which is what public programs accept; not in smoke.
+RING_OF_THREE: Axes = (("ring", 3), ("ulysses", 2))
+OUTER_OF_TWO: Axes = (("ulysses", 2), ("ring", 3))
+PLAIN: tuple[tuple[Axes, int, int, tuple[str, ...]], ...] = (
+    # mesh, H, Hkv, "mask-layout" ...
+    (ulysses(2), 4, 4, ("full-contiguous", "full-zigzag", "causal-contiguous", "causal-zigzag", "window-zigzag")),
+    (ulysses(2), 4, 2, ("full-zigzag", "causal-contiguous", "causal-zigzag", "window-contiguous")),
+    (ulysses(3), 6, 3, ("causal-contiguous", "causal-zigzag")),
+    (ulysses(3), 6, 6, ("full-zigzag", "window-contiguous")),
+    (ulysses(4), 8, 8, ("full-contiguous", "causal-zigzag")),
+    (ulysses(4), 8, 4, ("full-zigzag", "causal-contiguous", "window-zigzag")),
+    (RING_OUTER, 4, 4, ("full-zigzag", "causal-contiguous", "causal-striped")),
+    (RING_OUTER, 4, 2, ("full-zigzag", "causal-striped", "causal-zigzag")),
+    (ULYSSES_OUTER, 4, 4, ("full-contiguous", "causal-zigzag")),
+    (ULYSSES_OUTER, 4, 2, ("full-contiguous", "causal-zigzag")),
+    (RING_OF_THREE, 4, 4, ("causal-contiguous", "causal-zigzag", "causal-striped", "full-zigzag")),
+    (RING_OF_THREE, 4, 2, ("full-contiguous", "causal-zigzag")),
+    (OUTER_OF_TWO, 4, 4, ("full-contiguous", "causal-zigzag")),
+)  # fmt: skip
+
+
+def plain() -> Iterator[Split]:
+    """Yield the cases that most public programs of Ulysses and USP claim."""
+    every = "Ulysses and USP, with key heads that the ranks divide."
+    for mesh, count, kv_heads, kinds in PLAIN:
+        scheme = "ulysses" if len(mesh) == 1 else "usp"
+        axes = "-".join(f"{axis}{size}" for axis, size in mesh)
+        for kind in kinds:
+            mask, layout = kind.split("-")
+            yield Split(
+                f"scheme/plain/{axes}-{mask}-h{count}-kv{kv_heads}-{layout}", every, scheme, mesh,
+                heads(count, kv_heads, S=TOKENS), MASKS[mask], layout,
+                drawn_as=f"{mask}-h{count}-kv{kv_heads}",
+            )  # fmt: skip
+    for mesh, lengths, rooms in PADDED:
+        scheme = "ulysses" if len(mesh) == 1 else "usp"
+        axes = "-".join(f"{axis}{size}" for axis, size in mesh)
+        yield Split(
+            f"scheme/plain/{axes}-padded-{'-'.join(map(str, lengths))}", every, scheme, mesh,
+            heads(4, 4, S=sum(lengths)), packed(*lengths), rooms=rooms,
+        )  # fmt: skip
+
+
+PADDED: tuple[tuple[Axes, tuple[int, ...], tuple[int, ...]], ...] = (
+    (ulysses(2), (1, 12, 5), (4, 12, 8)),
+    (ulysses(4), (7, 13, 8), (8, 16, 8)),
+    (RING_OUTER, (3, 17, 8), (8, 24, 8)),
+)
+
+
 SERVED: dict[str, dict[str, Any]] = {
     "causal": after(TOKENS, 8),
     "window": after(TOKENS, 8) | {"window": (6, 0)},
     "requests": packed_requests((11, 3, 10), (3, 1, 4)),
 }
-SPLITS = (*(replace(one, id=f"scheme/{one.id}") for one in (*NAMED, *TERMS)), *covering())
+SPLITS = (*(replace(one, id=f"scheme/{one.id}") for one in (*NAMED, *TERMS)), *covering(), *plain())

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from ringspec.conformance.diagnose import scheme_masks as masks
 from ringspec.conformance.diagnose import scheme_merges as merges
 from ringspec.conformance.diagnose import scheme_term_bugs as terms
+from ringspec.conformance.diagnose import scheme_text_bugs as text
 from ringspec.conformance.diagnose.scheme_answers import Change, answer
-from ringspec.conformance.diagnose.scheme_world import Answer, Block, Floats, World
+from ringspec.conformance.diagnose.scheme_world import Answer, Block, Floats, World, ring_of
 
 Made = Change | Answer | None
 LINK = "https://github.com/"
@@ -41,15 +42,6 @@ class SchemeBug:
             for made in each
             if made is not None
         ]
-
-
-def each(world: World, **changes: Any) -> Change:
-    """Return the change in which the blocks of every rank are made with other arguments."""
-    return Change([world.blocks(rank, **changes) for rank in world.ranks])
-
-
-def ring_of(world: World) -> int:
-    return world.mesh.size("ring")
 
 
 def local_keys_only(world: World) -> Made:
@@ -223,66 +215,6 @@ def backward_change(**changes: Any) -> Callable[[World], Made]:
     return lambda world: Change(**changes) if world.dy is not None else None
 
 
-def text_rows_of_every_copy(world: World) -> Made:
-    if not world.text or world.dy is None:
-        return None
-    rows = np.ones(world.q.shape[2])
-    rows[list(world.terms["text"])] = ring_of(world)
-    return Change(take=lambda rank: rows[:, None])
-
-
-def text_dk_own_part(world: World) -> Made:
-    if not world.text or world.dy is None:
-        return None
-
-    def take(rank: int) -> Floats:
-        at = [world.mesh.coordinate(int(r), "ring") for r in world.owner]
-        here = np.array(at) == world.mesh.coordinate(rank, "ring")
-        weights = np.ones((len(here), world.k.shape[2]))
-        weights[:, list(world.terms["text"])] = np.where(here, 1.0, 0.0)[:, None]
-        return weights
-
-    return Change(take=take)
-
-
-def text_used(times: Callable[[World], int]) -> Callable[[World], Made]:
-    return lambda world: each(world, text=times(world)) if world.text else None
-
-
-def text_rows_local(world: World) -> Made:
-    if not world.text or ring_of(world) == 1:
-        return None
-    found = []
-    for rank in world.ranks:
-
-        def visible(owner: int, columns: Any, rank: int = rank) -> Floats:
-            seen = world.visible().copy()
-            if owner not in (-1, rank):
-                seen[list(world.terms["text"])] = 0.0
-            return seen
-
-        found.append(world.blocks(rank, visible=visible))
-    return Change(found)
-
-
-def text_without_ring(world: World) -> Made:
-    if not world.text or ring_of(world) == 1:
-        return None
-    return Change([world.blocks(rank, visits=[rank]) for rank in world.ranks])
-
-
-def text_heads_not_gathered(world: World) -> Made:
-    if not world.text or world.mesh.size("ulysses") == 1:
-        return None
-    found = answer(world, Change())
-    member = np.arange(world.heads) // (world.heads // world.mesh.size("ulysses"))
-    for name in [name for name in ("o", "lse", "dq") if name in found]:
-        for rank in world.ranks:
-            far = member != world.mesh.coordinate(rank, "ulysses")
-            found[name][rank][:, far, : world.text] = 0.0
-    return found
-
-
 def scale_of_width(world: World) -> Made:
     return Change(scale=world.q.shape[3] ** -0.5)
 
@@ -312,14 +244,7 @@ BUGS = (
     SchemeBug("scheme-foreign-heads", "a decode group holds ranks of different key heads, so gathered query heads meet foreign keys", foreign_key_heads, (f"{LINK}vllm-project/vllm/issues/48392",)),
     SchemeBug("scheme-head-order", "heads come back interleaved, not rank by rank", heads_interleaved("o", "lse"), (f"{LINK}NVIDIA/TensorRT-LLM/issues/10350",), HEAD_ORDERS),
     SchemeBug("scheme-scale", "the scale is that of the width of q, not the given one", scale_of_width),
-    # Text on all ranks
-    SchemeBug("scheme-text-every-step", "the keys of the text are used in every step of the ring", text_used(ring_of), (f"{LINK}sgl-project/sglang/issues/33327",)),
-    SchemeBug("scheme-text-never", "the keys of the text are not used", text_used(lambda world: 0)),
-    SchemeBug("scheme-text-rows-local", "rows of the text meet only the keys of their own rank of the ring", text_rows_local),
-    SchemeBug("scheme-text-no-ring", "with a text, each rank of the ring uses only its own block and the text", text_without_ring, (f"{LINK}sgl-project/sglang/issues/33353",)),
-    SchemeBug("scheme-text-heads", "the output of the text has only the heads of its rank; the others are 0", text_heads_not_gathered),
-    SchemeBug("scheme-text-gradient-copies", "every copy of a text row is differentiated, so its gradients of keys count once for each rank of the ring", text_rows_of_every_copy),
-    SchemeBug("scheme-text-gradient-part", "each rank's dk and dv of the text lack the parts of the other ranks", text_dk_own_part),
+    *(SchemeBug(*row) for row in text.BUGS),
     # Backward
     SchemeBug("scheme-gradient-copy", "of a key head on several ranks, only one copy's gradient is kept (also on each rank its own), or their mean", copies_kept(lambda ranks: {ranks[-1]: 1.0}), more=OTHER_COPIES),
     SchemeBug("scheme-gradient-own-rows", "the gradients of gathered keys are not added over the ranks", own_rows_only),

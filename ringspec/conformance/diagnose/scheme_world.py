@@ -210,3 +210,8 @@ class World:
             cut(x, tokens[r : r + 1], heads[r : r + 1])[0]
             for r, x in zip(self.ranks, whole, strict=True)
         ]
+
+
+def ring_of(world: World) -> int:
+    """Return the number of ranks in a ring; 1 if the scheme has none."""
+    return world.mesh.size("ring")
