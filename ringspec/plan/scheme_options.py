@@ -36,7 +36,7 @@ LIMITS = {
     "usp": "the axis `ulysses` must divide H",
     "joint": "as `usp`; the text must fit on every rank",
     "pcp": "as `all_gather`; forward only",
-    "dcp": "tp x dcp must divide H; one set of key heads in a group; forward only",
+    "dcp": "tp x dcp must divide H; the ranks of a dcp group hold the same key heads; forward only",
 }
 USES = {
     "ring": "if computing a block takes longer than sending one",
@@ -46,7 +46,7 @@ USES = {
     "usp": "for more ranks than heads: Ulysses within a node, a ring between nodes",
     "joint": "with a short text beside many image tokens",
     "pcp": "for a long prompt",
-    "dcp": "if a cache is copied by tensor parallelism: few key heads, or MLA",
+    "dcp": "to decode, if tensor parallelism would copy the cache: few key heads, or MLA",
 }
 
 
