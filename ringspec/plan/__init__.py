@@ -12,6 +12,7 @@ such as Ulysses, are planned beside it. Pairs and bytes are counted by closed fo
 ``options``        the function ``plan``, which compares layouts and circulations
 ``moves``          what each rank of a scheme, such as Ulysses, sends and holds
 ``scheme_times``   time of one pass of a scheme
+``scheme_question`` the schemes, mesh and tokens that a caller asks about
 ``scheme_options`` the schemes and meshes that W workers permit, and why others are not possible
 ``advice``         the recommendation, in sentences
 ``document``       the plan as plain data, for JSON

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ringspec.plan.options import Option, Plan, alternatives
-from ringspec.plan.scheme_options import SERVING, SchemeOption
+from ringspec.plan.scheme_options import SchemeOption
+from ringspec.plan.scheme_question import SERVING
 
 # A plan whose workers are idle for at least this fraction of the time is called wasteful.
 WASTEFUL = 0.5

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringspec.plan.hardware import Hardware, Link, hardware_named
-from ringspec.plan.scheme_options import Impossible, SchemeOption, check_question, scheme_options
+from ringspec.plan.scheme_options import Impossible, SchemeOption, scheme_options
+from ringspec.plan.scheme_question import check_question
 from ringspec.plan.times import Pass, largest_ring, plan_pass
 from ringspec.plan.workload import Workload, check_circulations, check_layouts, workload
 from ringspec.problem.checks import flag

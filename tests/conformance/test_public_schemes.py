@@ -55,12 +55,13 @@ def test_the_cases_of_a_target_are_wrong_only_where_a_program_without_ringspec_s
         assert wrong == wrong_by_hand(name, case), (record.id, record.message)
 
 
-def test_every_target_has_cases_and_an_entry_point():
+def test_every_target_claims_several_cases_and_has_an_entry_point():
     project = Path(__file__).parents[2] / "pyproject.toml"
     points = tomllib.loads(project.read_text())["project"]["entry-points"]["ringspec.targets"]
     for name in TARGETS:
         assert points[f"{name}-scheme"] == f"{public_schemes.__name__}:{name.replace('-', '_')}"
-        assert any(case.why_not(claims(name)) is None for case in cases()), name
+        claimed = sum(case.why_not(claims(name)) is None for case in cases())
+        assert claimed >= (2 if name.endswith("thd") else 5), name
     with pytest.raises(AttributeError, match="no attribute p2p"):
         getattr(public_schemes, "p2p")  # noqa: B009
 

@@ -8,7 +8,8 @@ from ringspec.cli.commands.plan import SCHEMES
 from ringspec.errors import LayoutError, OptionError, RingspecError
 from ringspec.plan import PRESETS, plan
 from ringspec.plan.moves import Split, cell_bytes, held, movements, sent
-from ringspec.plan.scheme_options import AXES, LIMITS, USES
+from ringspec.plan.scheme_options import LIMITS, USES
+from ringspec.plan.scheme_question import AXES
 from ringspec.plan.scheme_times import link_of, step_counts
 from ringspec.plan.workload import workload
 from ringspec.schemes.api import context_parallel

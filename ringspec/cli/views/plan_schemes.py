@@ -5,7 +5,8 @@ from __future__ import annotations
 from ringspec.cli.shared.output import bands
 from ringspec.plan import Plan
 from ringspec.plan.advice import amount, duration, percent, scheme_advice
-from ringspec.plan.scheme_options import AXES, LIMITS, USES, SchemeOption, SchemePass
+from ringspec.plan.scheme_options import LIMITS, USES, SchemeOption, SchemePass
+from ringspec.plan.scheme_question import AXES
 
 COLUMNS = (
     "sent fwd", "sent bwd", "held fwd", "held bwd", "steps", "msgs", "time", "waits", "exposed"
