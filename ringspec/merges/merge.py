@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ FORMS: dict[str, Form] = {
     "state": state,
 }
 
+LOG2_E = np.float32(1 / math.log(2.0))
 STORED = ("float32", "bfloat16", "float16")
 
 
@@ -102,7 +104,10 @@ def evaluate(
     own = name_of(checked[0].o.dtype)
     assert own is not None
     readable = [_emptied(part, used) for part in checked]
-    return *FORMS[used.form](readable, used, functions, own), own
+    o, lse = FORMS[used.form](readable, used, functions, own)
+    if used.natural_result:
+        lse = functions.divide(lse, LOG2_E)
+    return o, lse, own
 
 
 def as_parts(parts: Any) -> list[Part]:
