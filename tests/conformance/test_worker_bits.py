@@ -1,14 +1,21 @@
 """Targets that promise bits which do not depend on the number of workers: two programs in NumPy keep it, two break it."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import ringspec as rs
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget
-from ringspec.conformance.cases import profiles, worker_bits
+from ringspec.conformance.cases import profiles, scheme_bits, worker_bits
 from ringspec.conformance.cases.problems import dealt, drawn
 from ringspec.conformance.run.suite import run
-from ringspec.conformance.target.capabilities import Capabilities, capabilities_from
+from ringspec.conformance.target.capabilities import (
+    SCHEME_OPERATIONS,
+    Capabilities,
+    capabilities_from,
+)
 from ringspec.errors import OptionError
 
 CLAIMS = {
@@ -166,3 +173,44 @@ def test_rows_that_may_change_are_those_that_a_ring_of_known_merges_changes(mask
         may = ~worker_bits.unmerged(case, name)
         assert not (rows & ~may).any(), name
         assert name != "o" or (rows == may).all()
+
+
+def scheme_program(call, blocks_of):
+    """The program over all heads, whose results each rank takes its own part of."""
+    tokens, heads = call.index_q.max() + 1, call.heads_q.max() + 1
+    tensors = {}
+    for name, own in call.tensors.items():
+        x = tensors[name] = np.empty((1, heads, tokens, own[0].shape[3]), np.float32)
+        for index, of, part in zip(call.index_q, call.heads_q, own, strict=True):
+            x[:, of[:, None], index] = part
+    one = SimpleNamespace(
+        index_q=[np.arange(tokens)],
+        index_k=call.index_k,
+        terms=call.terms,
+        tensors={name: [x] for name, x in tensors.items()},
+    )
+    results = program(one, blocks_of)
+    return {
+        name: [
+            x[:, of[:, None], index] for of, index in zip(call.heads_q, call.index_q, strict=True)
+        ]
+        for name, [x] in results.items()
+    }
+
+
+@pytest.mark.parametrize(("blocks_of", "outcome"), [(all_keys, "pass"), (of_workers, "mismatch")])
+def test_ulysses_with_whole_heads_keeps_its_bits_and_with_keys_that_are_cut_does_not(
+    blocks_of, outcome
+):
+    claims = Capabilities(
+        **CLAIMS | {"operations": SCHEME_OPERATIONS, "schemes": ("ulysses",)},
+        invariant_under_workers="all",
+    )
+    cases = [case for case in scheme_bits.cases(claims) if "zigzag" not in case.id]
+    target = NumPyTarget(lambda call: scheme_program(call, blocks_of), claims, "ulysses")
+    records = list(run(target, cases).records)
+    assert [r.outcome for r in records] == [outcome] * 2, [r.message for r in records]
+    assert all(f.kind == "ok" for r in records for f in r.findings)
+    if outcome != "pass":
+        assert "o with 2 ranks has other bits than with 1" in records[0].message
+    assert scheme_bits.cases(replace(claims, schemes=())) == []

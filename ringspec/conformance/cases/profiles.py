@@ -12,6 +12,7 @@ from ringspec.conformance.cases import (
     properties,
     random_seeds,
     readout,
+    scheme_bits,
     schemes,
     sharp,
     worker_bits,
@@ -62,5 +63,5 @@ def cases_for(profile: str, claims: Capabilities) -> list[RunCase]:
         found += layouts.cases() if integers else []
         found += schemes.cases(profile) if claims.schemes else []
     if profile in ("core", "full"):
-        found += worker_bits.cases(claims)
+        found += [*worker_bits.cases(claims), *scheme_bits.cases(claims)]
     return found

@@ -7,7 +7,8 @@ The target is the program under test. Its claim ``invariant_under_workers`` says
   o, lse and dq those whose visible keys are all on one worker, and of dk and dv those whose queries are all on one worker
   and are such rows themselves. Every other element may change.
 
-Each case runs one problem with 1, 2 and 4 workers, as far as the target claims them. +0 and -0 are the same.
+Each case runs one problem with 1, 2 and 4 workers, as far as the target claims them. +0 and -0 are the same. These are
+cases of the operation 'ring'; :mod:`.scheme_bits` has those of 'context_parallel'.
 """
 
 from __future__ import annotations
