@@ -70,7 +70,8 @@ def merge(
     ``functions`` are the elementary functions, NumPy's if None.
 
     Returns o [..., Dv], in the dtype of the parts' o, and lse [...], float32: the bits of the implementation that the recipe
-    describes, if ``functions`` are its elementary functions. Raises OptionError for an unknown recipe, DtypeError
+    describes, if ``functions`` are its elementary functions and the recipe is right; one without ``compared_with`` is from
+    reading alone. Raises OptionError for an unknown recipe, DtypeError
     and ShapeError for parts of other types or shapes.
 
     >>> import numpy as np
