@@ -10,8 +10,9 @@
 8. ``certified``  which bits of a merge do not depend on them
 9. ``points``     the rounding points that a merge recipe implies
 
-The promise: bit-exact from given partial results, with the elementary functions supplied. It does not cover what
-determines the partial results, a compiler that contracts products and sums, or the order of a collective's sum.
+The promise, of recipes that were compared with the real code (``compared_with``): bit-exact from given partial results, with
+the elementary functions supplied. It does not cover what determines the partial results, a compiler that contracts
+products and sums, or the order of a collective's sum. A recipe from reading alone may be wrong.
 """
 
 from ringspec.merges.certified import Certain, certain

@@ -1,8 +1,8 @@
 """The elementary functions of a merge, which the caller may supply as functions of whole arrays.
 
 Libraries differ in the last bit of exp, log1p and sigmoid, and some differ between elements of one array (a vector body
-and a scalar tail). A recipe therefore fixes everything else, and takes these functions as they are given: its result is
-bit-exact from given partial results *with the elementary functions supplied*.
+and a scalar tail). A recipe therefore fixes everything else, and takes these functions as they are given. If it was compared
+with the real code, its result is bit-exact from given partial results *with the elementary functions supplied*.
 """
 
 from __future__ import annotations

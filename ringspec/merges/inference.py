@@ -122,6 +122,22 @@ INFERENCE = (
         note="splits of the keys within one device; a row without keys has lse +inf",
     ),
     MergeRecipe(
+        "flashmla",
+        "all_parts",
+        "by_rank",
+        base="2",
+        natural_result=True,
+        sum_tree="halves",
+        start="zeros",
+        all_empty="inf",
+        fma=True,
+        source="deepseek-ai/FlashMLA, csrc/smxx/decode/combine/combine.cu, 9241ae3e",
+        versions="082094b7 to 9241ae3e, and 4f5ac5bb",
+        note="splits of the keys within one device, at least 2 and at most 64: the kernel adds more in another order; lse of the "
+        "splits in base 2, the merged one natural, +inf in a row without keys; without attn_sink; its exp2, log2 and division "
+        "are approximate instructions (--use_fast_math)",
+    ),
+    MergeRecipe(
         "fa3",
         "all_parts",
         "by_rank",

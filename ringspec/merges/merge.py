@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ FORMS: dict[str, Form] = {
     "state": state,
 }
 
+LOG2_E = np.float32(1 / math.log(2.0))
 STORED = ("float32", "bfloat16", "float16")
 
 
@@ -68,7 +70,8 @@ def merge(
     ``functions`` are the elementary functions, NumPy's if None.
 
     Returns o [..., Dv], in the dtype of the parts' o, and lse [...], float32: the bits of the implementation that the recipe
-    describes, if ``functions`` are its elementary functions. Raises OptionError for an unknown recipe, DtypeError
+    describes, if ``functions`` are its elementary functions and the recipe is right; one without ``compared_with`` is from
+    reading alone. Raises OptionError for an unknown recipe, DtypeError
     and ShapeError for parts of other types or shapes.
 
     >>> import numpy as np
@@ -102,7 +105,10 @@ def evaluate(
     own = name_of(checked[0].o.dtype)
     assert own is not None
     readable = [_emptied(part, used) for part in checked]
-    return *FORMS[used.form](readable, used, functions, own), own
+    o, lse = FORMS[used.form](readable, used, functions, own)
+    if used.natural_result:
+        lse = functions.divide(lse, LOG2_E)
+    return o, lse, own
 
 
 def as_parts(parts: Any) -> list[Part]:

@@ -7,6 +7,7 @@ computes when it merges: the formula, its operands' types and order, where it st
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,8 @@ class MergeRecipe:
     ``earlier_rounded``  in the form 'rescaling': whether the rescaled earlier o is rounded to ``carried_o`` before the next
                   part is added
     ``base``      'e' or '2': base of the exponential and logarithm of the given lse
+    ``natural_result``  in base 2: whether the merged lse is divided by float32 log2(e) at the end, so that the result is a
+                  natural logarithm; the weights come from the lse before
     ``empty_lse``  values of a part's lse that are read as -inf: 'inf', 'nan'
     ``skips``     what is left out of the sum: 'nothing', 'zero_weight' (of a part whose weight is 0, +0 is added, even if its o is NaN),
                   'zero_o' (an element of o that is 0, even if its weight is NaN)
@@ -104,6 +107,7 @@ class MergeRecipe:
     products_rounded: bool = False
     earlier_rounded: bool = True
     base: str = "e"
+    natural_result: bool = False
     empty_lse: tuple[str, ...] = ()
     skips: str = "nothing"
     weights: str = "lse"
@@ -133,10 +137,13 @@ class MergeRecipe:
         _one_of("empty_o", self.empty_o, ("first", "zero"))
         for mark in self.empty_lse:
             _one_of("empty_lse", mark, ("inf", "nan"))
-        for flag in ("products_rounded", "earlier_rounded", "fma"):
+        for flag in ("products_rounded", "earlier_rounded", "fma", "natural_result"):
             if not isinstance(getattr(self, flag), bool):
                 got = shown(getattr(self, flag))
                 raise OptionError(f"{flag} as True or False", got, f"write {flag}=True")
+        if self.natural_result and self.base == "e":
+            expected = "natural_result=True with base='2' alone"
+            raise OptionError(expected, "base='e'", "leave out natural_result: lse is natural")
 
     def carried_in(self, own: str) -> str:
         """Return the format in which o is carried between steps, for parts of the format ``own``."""
@@ -149,6 +156,16 @@ class MergeRecipe:
     def logarithm(self, functions: Functions) -> Callable[[Float32], Float32]:
         """Return log or log2 of ``functions``, after ``base``."""
         return functions.log if self.base == "e" else functions.log2
+
+    @property
+    def unit(self) -> float:
+        """The natural logarithm of the base of the given lse: lse * unit is natural."""
+        return math.log(2.0) if self.base == "2" else 1.0
+
+    @property
+    def result_unit(self) -> float:
+        """The natural logarithm of the base of the merged lse."""
+        return 1.0 if self.natural_result else self.unit
 
     def replace(self, **changes: Any) -> MergeRecipe:
         """Return a copy with some fields changed; give it a new ``name``. What it was compared with becomes None.

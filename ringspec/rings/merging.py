@@ -32,9 +32,10 @@ def merge_partials(
     With ``recipe``, the parts are merged in the order given, with the arithmetic that the recipe describes:
 
     - The name of a merge recipe (a key of ``ringspec.merges.MERGES``, such as 'te_p2p'), or a
-      :class:`~ringspec.merges.MergeRecipe`: the arithmetic of a public implementation, bit for bit, given the elementary
-      functions ``functions`` (:class:`~ringspec.merges.Functions`; None: NumPy's). :func:`ringspec.merges.merge` describes
-      the parts. o has the dtype of the parts, lse is float32. Special values are results, not errors.
+      :class:`~ringspec.merges.MergeRecipe`: the arithmetic of a public implementation. The bits are those of
+      the implementation if the recipe was compared with it (``compared_with``) and ``functions`` are its elementary
+      functions (:class:`~ringspec.merges.Functions`; None: NumPy's). :func:`ringspec.merges.merge` describes the parts. o has
+      the dtype of the parts, lse is float32. Special values are results, not errors.
     - The name of a recipe of rounding points (a key of ``ringspec.RECIPES``, such as 'bf16_partials'), or a
       :class:`~ringspec.Recipe`: the arithmetic of the specification's ring, float64 arrays. A part is a pair, or a
       :class:`~ringspec.merges.Part` with ``sums`` for an unnormalised part (m, l, o). ``functions`` must be None.

@@ -8,7 +8,6 @@ merge and the number of workers change. It does not reproduce the roundings insi
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -202,12 +201,7 @@ def frozen(block: Problem, recipe: MergeRecipe, format: str, blocks: Recipe) -> 
         m, l = (store(x, "float32") for x in (state.m, state.l))
         return Part(store(state.o, format), m, sums=l)
     state = normalised(state, blocks)
-    return Part(store(state.o, format), store(state.m / unit_of(recipe), "float32"))
-
-
-def unit_of(recipe: MergeRecipe) -> float:
-    """Return the natural logarithm of the base of the recipe's lse."""
-    return math.log(2.0) if recipe.base == "2" else 1.0
+    return Part(store(state.o, format), store(state.m / recipe.unit, "float32"))
 
 
 Seen = dict[tuple[int, int], slice | None]
@@ -251,7 +245,7 @@ def gradients_of(
     own_dy, contributions = shard(dy, layouts[0]), {}
     for a in range(workers):
         row_term = dy_o_sum(own_dy[a], load(o[a]), blocks)
-        natural = load(lse[a]) * unit_of(recipe)
+        natural = load(lse[a]) * recipe.result_unit
         for b in range(workers):
             if seen[a, b] is None and a != b:
                 continue

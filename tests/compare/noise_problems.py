@@ -95,10 +95,9 @@ def run_merged(
     problem = check(case.q, case.k, case.v, dict(options))
     layouts = layouts_for(problem, case.layout, case.workers, options)
     got = replayed(problem, layouts, case.dy, merges, used.block_o, functions, used)
-    unit = math.log(2.0) if merges.base == "2" else 1.0
     found = {name: getattr(got, name) for name in RESULTS}
     found = {name: None if x is None else load(x) for name, x in found.items()}
-    return SimpleNamespace(**(found | {"lse": found["lse"] * unit}))
+    return SimpleNamespace(**(found | {"lse": found["lse"] * merges.result_unit}))
 
 
 def run(case: Case, scale_error: float = 0.0, other: Any = None, **blocks: Any) -> dict:

@@ -136,7 +136,10 @@ def test_most_elements_in_16_bits_and_most_lse_about_1000_are_certified(name):
     found = certain(parts, name)
     # At least 0.97 and 0.90 when written; the intervals of another NumPy hardly differ.
     assert found.o_certain.mean() >= 0.9
-    assert found.lse_certain.mean() >= 0.8
+    if MERGES[name].natural_result:  # a quotient, which a GPU may round otherwise
+        assert not found.lse_certain.any()
+    else:
+        assert found.lse_certain.mean() >= 0.8
 
 
 @pytest.mark.parametrize("name", sorted(MERGES))
@@ -156,7 +159,8 @@ def test_a_row_that_one_part_saw_is_certain_and_so_is_a_certain_nan():
     lse[0] = 2.5
     for name in MERGES:
         unit = certain(list(zip(o, lse, strict=True)), name)
-        assert unit.lse_certain.all() and unit.o_certain.all(), name
+        assert unit.o_certain.all(), name
+        assert unit.lse_certain.all() or MERGES[name].natural_result, name
     found = certain(list(zip(o, lse[::-1], strict=True)), "torch_cp")
     assert np.isnan(found.o).all() and found.o_certain.all() and found.lse_certain.all()
 

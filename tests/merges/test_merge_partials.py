@@ -22,6 +22,7 @@ from ringspec.merges import (
     merge,
     visits,
 )
+from ringspec.merges.enclosures import ROUNDED
 from ringspec.recipes import RECIPES
 from ringspec.rings.layouts import make_layout, shard
 from ringspec.spec.block import block_forward
@@ -76,13 +77,49 @@ def test_every_merge_recipe_is_close_to_the_exact_merge(name, fmt):
     case = Case(5, 2, False, fmt, spread=2.0)
     parts = case.parts("BHS")
     exact = rs.merge_partials([(part.o, part.lse) for part in parts])
-    unit = np.float32(np.log2(np.e) if MERGES[name].base == "2" else 1)
-    got = rs.merge_partials([(part.o, part.lse * unit) for part in parts], recipe=name)
+    given, merged = (np.float32(x) for x in (MERGES[name].unit, MERGES[name].result_unit))
+    got = rs.merge_partials([(part.o, part.lse / given) for part in parts], recipe=name)
     assert got.o.dtype == parts[0].o.dtype and got.lse.dtype == np.float32
     # Five parts of size 1: each of at most 2 roundings a step is at most half a unit of 2 or less.
     bound = 1e-5 if fmt == "float32" else 10 * 2.0**-8 * 2
     assert np.abs(got.o.astype(np.float64) - exact.o).max() <= bound
-    assert np.abs(got.lse / unit - exact.lse).max() <= 1e-5
+    assert np.abs(got.lse * merged - exact.lse).max() <= 1e-5
+
+
+def flashmla_row(lse, o):
+    """One row as FlashMLA's combine kernel computes it: 32 lanes that each add their splits, then a butterfly."""
+    f = np.float32
+    lanes = [[x for n, x in enumerate(lse) if n % 32 == lane] for lane in range(32)]
+    high = max(lse)
+    high = f(0) if high == -np.inf else high
+    sums = [f(0)] * 32
+    for lane, own in enumerate(lanes):
+        for x in own:
+            sums[lane] = sums[lane] + f(np.exp2(float(x - high)))
+    for offset in (16, 8, 4, 2, 1):
+        sums = [sums[lane] + sums[lane ^ offset] for lane in range(32)]
+    total = f(np.inf) if sums[0] == 0 else f(np.log2(float(sums[0]))) + high
+    row = [f(0)] * o.shape[1]
+    for one, x in zip(lse, o, strict=True):
+        weight = f(np.exp2(float(one - total)))
+        row = [f(float(weight) * float(v) + float(r)) for v, r in zip(x, row, strict=True)]
+    return row, total / f(1.4426950408889634)
+
+
+@pytest.mark.parametrize("splits", [2, 5, 40])
+def test_flashmla_gives_the_bits_of_its_kernel_written_row_by_row(splits):
+    random = np.random.default_rng(splits)
+    lse = random.normal(4, 3, (splits, 2, 6)).astype(np.float32)
+    lse[random.random(lse.shape) < 0.2] = -np.inf
+    lse[:, 0, 0] = -np.inf
+    o = np.where(np.isneginf(lse)[..., None], 0, random.normal(0, 1, (splits, 2, 6, 4))).astype(
+        "f4"
+    )
+    got_o, got_lse = merge(list(zip(o, lse, strict=True)), "flashmla", ROUNDED)
+    assert np.isposinf(got_lse[0, 0]) and not got_o[0, 0].any()
+    for index in np.ndindex(2, 6):
+        row, total = flashmla_row(lse[(slice(None), *index)], o[(slice(None), *index)])
+        assert got_o[index].tolist() == row and got_lse[index] == total, index
 
 
 def test_one_part_is_its_own_merge():
@@ -233,6 +270,8 @@ REFUSED = {
     "an unnormalised part where none is known": (
         lambda: merge([Part(O, LSE, sums=LSE)], "te_p2p"), OptionError),
     "an unknown order": (lambda: MergeRecipe("x", "sigmoid", "sideways"), OptionError),
+    "a natural result of a natural lse": (
+        lambda: MERGES["fa3"].replace(natural_result=True), OptionError),
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from ringspec.compare.noise.rounding import (
     Partial,
     larger_part,
     rounding,
+    sum_rounding,
 )
 from ringspec.compare.noise.worker import State, Worker, empty_state, factor
 from ringspec.merges import MergeRecipe, merge_recipe
@@ -122,6 +123,8 @@ def merge_normalised(
         more = np.log(total)
         # The sigmoid form adds to the lse so far, the others to the larger of two.
         added = np.where(np.isneginf(a.m), more, finite(lse) - finite(a.m)) if sigmoid else more
+        if not sigmoid:
+            made = of_sum(work, finite(m), more)
         made = small(made, added) + of_logarithm(work, added) + of_exponential(work, more)
     if sigmoid:
         assert used is not None
@@ -205,13 +208,13 @@ def note_final_lse(
             high, low = np.maximum(running, block.m), np.minimum(running, block.m)
             added = np.log1p(factor(low, high))
             running = np.where(np.isneginf(high), -np.inf, finite(high) + added)
-            made = small(rounding(finite(running), work.of_lse), added)
+            made = small(of_sum(work, finite(high), added), added)
             made = made + of_logarithm(work, added) + of_exponential(work, added)
             work.note_sum(queries, running, made)
         return
     high = np.max([block.m for block in blocks], axis=0)
     more = np.where(np.isneginf(lse), 0.0, finite(lse) - finite(high))
-    made = small(rounding(finite(lse), work.of_lse), more) + of_logarithm(work, more)
+    made = small(of_sum(work, finite(high), more), more) + of_logarithm(work, more)
     summed = np.zeros(more.shape)
     for block in blocks:  # each exponential, and each sum after the first
         e = factor(block.m, high)
@@ -234,7 +237,13 @@ def note_final_lse(
 
 def of_logarithm(work: Worker, y: Array) -> Error:
     """Return the error of a logarithm ``y`` >= 0 of a sum, from its own rounding."""
-    return work.of_function(rounding(y, work.of_lse))
+    return work.of_function(work.rounded_lse(y))
+
+
+def of_sum(work: Worker, high: Array, added: Array) -> Error:
+    """Return the error of rounding the sum of an lse ``high`` and of the logarithm ``added``, both natural."""
+    made = sum_rounding(high / work.unit, added / work.unit, work.of_lse)
+    return made.times(work.unit)
 
 
 def of_exponential(work: Worker, y: Array) -> Error:

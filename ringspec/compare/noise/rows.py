@@ -15,6 +15,7 @@ the sum of the variances.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,10 +29,13 @@ from ringspec.compare.noise.rounding import (
     rounding,
     row_sum_error,
     spacing,
+    sum_rounding,
     truncation,
 )
 from ringspec.compare.noise.worker import FUNCTION_ULPS, Sources
 from ringspec.formats import narrower
+from ringspec.merges import merge_recipe
+from ringspec.merges.merge import LOG2_E
 from ringspec.recipes import Recipe
 
 
@@ -168,14 +172,22 @@ def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
     if recipe.merge_recipe is not None:
         carried = narrower(carried, "float32")
     of_sum = recipe.statistics if on_grid else carried  # a normalised block has its own logarithm
-    grid = spacing(lse, carried) if on_grid else 0.0
+    grid: Array | float = spacing(lse, carried) if on_grid else 0.0
     before = Error(variance, -np.log1p(-bottom))
+    if recipe.merge_recipe is not None and merge_recipe(recipe.merge_recipe).natural_result:
+        grid = 0.0  # a quotient, of a rounded constant
+        off = np.abs(lse) * abs(float(LOG2_E) * math.log(2.0) - 1)
+        before = before + Error(off * off, off)
     # log(l) is rounded before m is added. A sum m + log(l) in higher precision has less noise.
     high = np.where(head.seen, head.s, -np.inf).max(axis=2, initial=-np.inf)
-    of_log = rounding(np.where(np.isneginf(high), 0.0, lse - high), of_sum)
+    more = np.where(np.isneginf(high), 0.0, lse - high)
+    of_log = rounding(more, of_sum)
     if recipe.merge_recipe is not None:
         of_log = Error(of_log.variance, of_log.bound * (2 * FUNCTION_ULPS + 1))
     before = before + of_log
+    if recipe.merge_recipe is not None and not on_grid:  # m and log(l) are numbers of the format
+        before = before + sum_rounding(lse - more, more, carried)
+        grid = spacing(lse, carried)
     return partial(lse, before, grid).rounded(recipe.lse).error
 
 

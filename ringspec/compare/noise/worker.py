@@ -28,6 +28,7 @@ from ringspec.compare.noise.rounding import (
     spacing,
 )
 from ringspec.formats import narrower, unit_roundoff
+from ringspec.merges import merge_recipe
 from ringspec.recipes import Recipe
 
 FUNCTION_ULPS = 4  # as ringspec.merges.certain assumes; NumPy's exp errs by 2, its log by 4
@@ -111,6 +112,16 @@ class Worker:
         """The format of lse and of the sums between blocks; in a merge recipe, at most float32."""
         statistics = self.recipe.statistics
         return statistics if self.recipe.merge_recipe is None else narrower(statistics, "float32")
+
+    def rounded_lse(self, lse: Array) -> Error:
+        """Return the error of rounding ``lse``, a natural logarithm, in the base in which the merge recipe has it."""
+        return rounding(lse / self.unit, self.of_lse).times(self.unit)
+
+    @property
+    def unit(self) -> float:
+        """The natural logarithm of the base of a part's lse."""
+        name = self.recipe.merge_recipe
+        return 1.0 if name is None else merge_recipe(name).unit
 
     def weight(self, queries: Integers, m: Array) -> Array:
         """Return exp(m - lse), the weight of a partial sum relative to ``m`` in the final row; 0 for empty rows."""
@@ -292,7 +303,7 @@ class Worker:
         empty = state.l == 0
         safe = np.where(empty, 1.0, state.l)
         lse = np.where(empty, -np.inf, state.m + np.log(safe))
-        made = rounding(np.where(empty, 0.0, lse), self.of_lse)
+        made = self.rounded_lse(np.where(empty, 0.0, lse))
         w = self.weight(queries, lse)
         o = state.o.times(1.0 / safe)
         self.note_shared(queries, made, w[..., None] * o.value, w)

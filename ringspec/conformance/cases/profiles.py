@@ -12,8 +12,10 @@ from ringspec.conformance.cases import (
     properties,
     random_seeds,
     readout,
+    scheme_bits,
     schemes,
     sharp,
+    worker_bits,
 )
 from ringspec.conformance.cases.model import PROFILES, RunCase
 from ringspec.conformance.target.capabilities import INTEGER_OPERATIONS, Capabilities
@@ -49,7 +51,8 @@ def run_cases(profile: str = "core") -> list[RunCase]:
 def cases_for(profile: str, claims: Capabilities) -> list[RunCase]:
     """Return all cases of a profile for a target: :func:`run_cases`, and those of layouts and schemes that it claims.
 
-    The cases of layouts and of schemes are added if the target claims one of them.
+    The cases of layouts and of schemes are added if the target claims one of them, and to 'core' and 'full' those of bits
+    that it promises for every number of workers.
 
     >>> len(cases_for("smoke", Capabilities())) == len(run_cases("smoke"))
     True
@@ -59,4 +62,6 @@ def cases_for(profile: str, claims: Capabilities) -> list[RunCase]:
     if profile in WITH_MORE:
         found += layouts.cases() if integers else []
         found += schemes.cases(profile) if claims.schemes else []
+    if profile in ("core", "full"):
+        found += [*worker_bits.cases(claims), *scheme_bits.cases(claims)]
     return found

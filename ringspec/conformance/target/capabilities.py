@@ -73,6 +73,7 @@ CONVENTIONS = {
     "lse": ("natural", "base2", "hidden"),
     "lse_of_empty_rows": ("minus-infinity", "plus-infinity", "finite"),
     "axes": ("BHSD", "BSHD", "SBHD", "HSD", "SHD"),
+    "invariant_under_workers": ("nothing", "unmerged-rows", "all"),
 }
 
 EACH_WORKER = "workers"
@@ -98,6 +99,11 @@ class Capabilities:
     Conventions: ``lse`` is natural, base2 or hidden (not returned); ``lse_of_empty_rows`` is the value of lse in rows
     without visible keys; ``axes`` is the order of axes of q, k, v, dy, o and the gradients. ``repeats_bitwise``: equal
     calls give equal bits.
+
+    ``invariant_under_workers``: which bits do not depend on the number of workers W. 'all': those of every result, as with
+    Ulysses. 'unmerged-rows': those of a ring's rows whose keys are on one worker, so that nothing is merged; every other
+    row may change with W. 'nothing' (default): no promise. Only a target that promises something gets the cases
+    ``property/worker-bits``.
 
     ``recipe``: where the target rounds, and to which format. It is the name of a recipe for all input formats, or a
     mapping from each input format to a name or to changes. Changes are rounding points and tiles that differ from those
@@ -133,6 +139,7 @@ class Capabilities:
     schemes: tuple[str, ...] = ()
     meshes: tuple[str, ...] | None = None
     interleaves: tuple[int, ...] | None = None
+    invariant_under_workers: str = "nothing"
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -169,8 +176,13 @@ class Capabilities:
         return multiple if isinstance(multiple, int) else workers
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, for reports and for programs in other languages; claims of schemes only if there are any."""
+        """Return plain data, for reports and for programs in other languages; claims of schemes only if there are any.
+
+        A promise of bits for every number of workers is left out if there is none.
+        """
         own = () if self.schemes else ("schemes", "meshes", "interleaves")
+        if self.invariant_under_workers == "nothing":
+            own = (*own, "invariant_under_workers")
         return {name: x for name, x in dataclasses.asdict(self).items() if name not in own}
 
 

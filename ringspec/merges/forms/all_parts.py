@@ -13,6 +13,9 @@ With m the largest l_i, e_i = exp(l_i - m) and t = sum e_i, added in the order o
 'end'          o = (sum o_i e_i) / t
 =============  ==========================================================
 
+In base 2, exp and log are exp2 and log2. The recipe 'flashmla' then returns L / log2(e), a natural logarithm, while its
+weights are exp2(l_i - L).
+
 The sum runs over the parts in their order, from 0 or from the first product. It is carried in float32 and rounded once, or
 each product and each sum is rounded to the format of the parts, as in a reduce-scatter in that format. 'lse' exponentiates
 a rounded L, so its weights do not sum to 1 if L is large; the others do not.

@@ -20,7 +20,7 @@ NORMALISED = (
     "vllm_dcp_a2a", "sglang_dcp_a2a", "flash_decoding_fa2", "fa3", "helix",
 )  # fmt: skip
 UNNORMALISED = ("nki_ring", "tokamax")
-OF_BASE_2 = ("flashinfer_merge",)
+OF_BASE_2 = ("flashinfer_merge", "flashmla")
 
 ROWS, WIDTH = 4, 6
 ALL = None
