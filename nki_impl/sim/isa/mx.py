@@ -20,7 +20,7 @@ from nki_impl.sim.errors import DtypeError, MatmulError, PlacementError, ShapeEr
 from nki_impl.sim.isa.common import flat, free_size
 from nki_impl.sim.isa.tensor import accumulate_product, check_tiling
 from nki_impl.sim.machine.core import current, instruction_from
-from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.memory.storage import PSUM, SBUF
 from nki_impl.sim.tensor.access import check_read_where, read, read_raw, tile, write, write_where
 from nki_impl.sim.tensor.dtypes import float4_e2m1fn_x4
 from nki_impl.sim.tensor.packed import LARGEST, NUMBERS, pack, unpack
@@ -111,11 +111,11 @@ def nc_matmul_mx(
     stationary, moving = tile(stationary, "stationary"), tile(moving, "moving")
     k, m, n = stationary._array.shape[0], free_size(stationary), free_size(moving)
     for tensor, operand in ((stationary, "stationary"), (moving, "moving")):
-        if tensor._storage.buffer is not MemoryRegion.sbuf:
+        if tensor._storage.buffer is not SBUF:
             raise PlacementError(operand, "a tile in SBUF", tensor.buffer.value, "copy it")
         if tensor.dtype not in NUMBERS:
             raise DtypeError(operand, "a packed (x4) dtype", tensor.dtype, "use quantize_mx")
-    if dst._storage.buffer is not MemoryRegion.psum:
+    if dst._storage.buffer is not PSUM:
         raise MatmulError("dst", "a PSUM tile", dst.buffer.value, "allocate it with buffer=nl.psum")
     if dst.dtype.name not in ("float32", "bfloat16"):
         raise MatmulError("dst", "float32 or bfloat16", dst.dtype, "allocate it in float32")
