@@ -57,6 +57,29 @@ def test_number_i_of_an_element_is_in_the_bits_from_i_times_its_width(dtype: Any
     assert word & (2**width - 1) == half
 
 
+@pytest.mark.parametrize(
+    ("dtype", "fraction", "bias", "specials"),
+    [
+        (nl.float8_e4m3, 3, 7, {0x78: np.inf} | dict.fromkeys(range(0x79, 0x80), np.nan)),
+        (nl.float8_e4m3fn, 3, 7, {0x7F: np.nan}),
+        (nl.float8_e5m2, 2, 15, {0x7C: np.inf} | dict.fromkeys(range(0x7D, 0x80), np.nan)),
+    ],
+)
+def test_every_byte_of_a_float8_tile_is_read_as_the_number_that_the_format_defines(
+    trn3: Core, dtype: Any, fraction: int, bias: int, specials: dict[int, float]
+) -> None:
+    held = empty((16, 32), dtype)
+    held.array[:, ::2] = np.arange(256, dtype=np.uint8).reshape(16, 16).view(dtype.storage)
+    held.storage.set_all_written()
+    out = empty((16, 16))
+    nisa.tensor_copy(out, held[:, ::2])
+    for byte, got in enumerate(values(out).ravel()):
+        exponent, rest = (byte & 0x7F) >> fraction, byte & (1 << fraction) - 1
+        size = (rest / 2**fraction + (exponent > 0)) * 2.0 ** (max(exponent, 1) - bias)
+        expected = specials.get(byte & 0x7F, size) * (-1 if byte & 0x80 else 1)
+        assert np.array_equal(got, np.float32(expected), equal_nan=True), byte
+
+
 def test_static_cast_packs_unpacks_and_rounds() -> None:
     x = normal(3, 8)
     held = static_cast(x, nl.float8_e5m2_x4)

@@ -100,42 +100,45 @@ def test_adding_to_what_no_matmul_started_raises_unless_asked_for(core: Core) ->
         nisa.nc_matmul(psum(4, 6), a, b, accumulate=True)
 
 
-def operands(**given: Any) -> dict[str, Any]:
+def operands(dtype: Any = nl.float32, **given: Any) -> dict[str, Any]:
     """Legal operands of a small product, with some replaced."""
     legal = {
         "dst": psum(32, 48),
-        "stationary": tile(normal(64, 32)),
-        "moving": tile(normal(64, 48)),
+        "stationary": tile(normal(64, 32), dtype),
+        "moving": tile(normal(64, 48), dtype),
     }
     return {**legal, **given}
 
 
-WRONG = {
-    "dst in SBUF": lambda: {"dst": empty((32, 48))},
-    "dst bfloat16 on trn2": lambda: {"dst": psum(32, 48, dtype=nl.bfloat16)},
-    "dst of another M": lambda: {"dst": psum(31, 48)},
-    "dst of another N": lambda: {"dst": psum(32, 47)},
-    "K differs": lambda: {"moving": tile(normal(63, 48))},
-    "M above 128": lambda: {"stationary": tile(normal(64, 129)), "dst": psum(128, 48)},
-    "N above 512": lambda: {"moving": tile(normal(64, 513)), "dst": psum(32, 513)},
-    "stationary in PSUM": lambda: {"stationary": tile(normal(64, 32), None, nl.psum)},
-    "moving in PSUM": lambda: {"moving": tile(normal(64, 48), None, nl.psum)},
-    "bfloat16 with float32": lambda: {"moving": tile(normal(64, 48), nl.bfloat16)},
-    "integers": lambda: {"moving": tile(np.ones((64, 48)), nl.int32)},
-    "dst across two banks": lambda: {"dst": psum(32, 1024)[:, 480:528]},
-    "tile size alone": lambda: {"tile_size": (64, 128)},
-    "tile size of 48": lambda: {"tile_size": (48, 128), "tile_position": (0, 0)},
-    "tile too small": lambda: {"tile_size": (32, 128), "tile_position": (0, 0)},
-    "tile position off": lambda: {"tile_size": (64, 128), "tile_position": (32, 0)},
-    "no identity": lambda: {"is_transpose": True},
+OTHER = {nl.float32: nl.bfloat16, nl.bfloat16: nl.float32}
+WRONG: dict[str, Any] = {
+    "dst in SBUF": lambda kind: {"dst": empty((32, 48))},
+    "dst bfloat16 on trn2": lambda kind: {"dst": psum(32, 48, dtype=nl.bfloat16)},
+    "dst of another M": lambda kind: {"dst": psum(31, 48)},
+    "dst of another N": lambda kind: {"dst": psum(32, 47)},
+    "K differs": lambda kind: {"moving": tile(normal(63, 48), kind)},
+    "M above 128": lambda kind: {"stationary": tile(normal(64, 129), kind), "dst": psum(128, 48)},
+    "N above 512": lambda kind: {"moving": tile(normal(64, 513), kind), "dst": psum(32, 513)},
+    "stationary in PSUM": lambda kind: {"stationary": tile(normal(64, 32), kind, nl.psum)},
+    "moving in PSUM": lambda kind: {"moving": tile(normal(64, 48), kind, nl.psum)},
+    "bfloat16 with float32": lambda kind: {"moving": tile(normal(64, 48), OTHER[kind])},
+    "float32 with bfloat16": lambda kind: {"stationary": tile(normal(64, 32), OTHER[kind])},
+    "integers": lambda kind: {"moving": tile(np.ones((64, 48)), nl.int32)},
+    "dst across two banks": lambda kind: {"dst": psum(32, 1024)[:, 480:528]},
+    "tile size alone": lambda kind: {"tile_size": (64, 128)},
+    "tile size of 48": lambda kind: {"tile_size": (48, 128), "tile_position": (0, 0)},
+    "tile too small": lambda kind: {"tile_size": (32, 128), "tile_position": (0, 0)},
+    "tile position off": lambda kind: {"tile_size": (64, 128), "tile_position": (32, 0)},
+    "no identity": lambda kind: {"is_transpose": True},
 }
 
 
+@pytest.mark.parametrize("dtype", OTHER)
 @pytest.mark.parametrize("what", WRONG)
-def test_each_limit_of_a_product_raises(core: Core, what: str) -> None:
-    nisa.nc_matmul(**operands())
+def test_each_limit_of_a_product_raises(core: Core, what: str, dtype: Any) -> None:
+    nisa.nc_matmul(**operands(dtype))
     with pytest.raises(MatmulError) as caught:
-        nisa.nc_matmul(**operands(**WRONG[what]()))
+        nisa.nc_matmul(**operands(dtype, **WRONG[what](dtype)))
     assert caught.value.operation == "nc_matmul" and caught.value.fix
 
 

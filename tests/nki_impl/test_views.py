@@ -364,3 +364,9 @@ def test_vector_offsets_are_for_hbm_dimension_0_and_dma(core: Core) -> None:
         h.vector_select(0, rows)[0:2]
     with pytest.raises(UnsupportedError):
         h.indirect(rows)
+
+
+def test_base_tensor_is_the_tensor_itself_and_no_view_has_one(t: nl.NkiTensor) -> None:
+    assert t.base_tensor is t
+    with pytest.raises(UnsupportedError, match="whole tensor"):
+        _ = t[0:1].base_tensor

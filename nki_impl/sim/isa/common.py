@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from nki_impl.sim.errors import DtypeError, PlacementError, ShapeError
 from nki_impl.sim.isa.enums import engine as Engine
+from nki_impl.sim.isa.enums import unknown_engine
 from nki_impl.sim.machine.core import Core, current
-from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.memory.storage import PSUM
 from nki_impl.sim.operators.ops import Op
 from nki_impl.sim.tensor.access import read, read_raw, tile
 from nki_impl.sim.tensor.dtypes import FLOAT32_MIN, to_float32
@@ -119,7 +120,7 @@ def pick_engine(given: Engine, allowed: tuple[Engine, ...], default: Engine) -> 
 
     Raises :class:`PlacementError` for an engine that cannot run it.
     """
-    if given is Engine.unknown or given is None:
+    if given is unknown_engine or given is None:
         return default._name_  # the property name costs a call
     if given not in allowed:
         raise PlacementError(
@@ -133,7 +134,7 @@ def no_psum(engine: str, *operands: tuple[NkiTensor, str]) -> None:
     if engine != "gpsimd":
         return
     for tensor, name in operands:
-        if tensor._storage.buffer is MemoryRegion.psum:
+        if tensor._storage.buffer is PSUM:
             raise PlacementError(
                 name,
                 "a tile in SBUF, the only memory of GpSimd",
@@ -144,7 +145,7 @@ def no_psum(engine: str, *operands: tuple[NkiTensor, str]) -> None:
 
 def not_both_psum(a: NkiTensor, first: str, b: NkiTensor, second: str) -> None:
     """Raise :class:`PlacementError` if both inputs of an instruction are in PSUM."""
-    if a._storage.buffer is MemoryRegion.psum and b._storage.buffer is MemoryRegion.psum:
+    if a._storage.buffer is PSUM and b._storage.buffer is PSUM:
         raise PlacementError(
             second,
             f"at most one of {first} and {second} in PSUM",
@@ -158,7 +159,7 @@ def free_limit(tensor: NkiTensor, operand: str) -> None:
     size = free_size(tensor)
     if size <= PSUM_FREE:
         return
-    limit = PSUM_FREE if tensor._storage.buffer is MemoryRegion.psum else SBUF_FREE
+    limit = PSUM_FREE if tensor._storage.buffer is PSUM else SBUF_FREE
     if size > limit:
         raise ShapeError(operand, f"at most {limit} elements per partition", size, "split the tile")
 

@@ -21,8 +21,9 @@ from nki_impl.sim.isa.common import Array
 from nki_impl.sim.isa.enums import dge_mode as Dge
 from nki_impl.sim.isa.enums import engine as Engine
 from nki_impl.sim.isa.enums import oob_mode as Oob
+from nki_impl.sim.isa.enums import unknown_engine
 from nki_impl.sim.machine.core import current, instruction
-from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.memory.storage import PSUM, SBUF
 from nki_impl.sim.tensor.access import read_raw, resolve, write
 from nki_impl.sim.tensor.dtypes import to_float32
 from nki_impl.sim.tensor.overlap import check_copy
@@ -34,7 +35,7 @@ def dma_operand(tensor: object, operand: str) -> NkiTensor:
     """Return ``tensor``; raise an error if it is not a tensor that DMA can access."""
     if not isinstance(tensor, NkiTensor):
         raise DtypeError(operand, "a tensor", type(tensor).__name__, "pass a tensor in HBM or SBUF")
-    if tensor._storage.buffer is MemoryRegion.psum:
+    if tensor._storage.buffer is PSUM:
         raise DmaError(operand, "a tensor in HBM or SBUF", "psum", "tensor_copy it to SBUF first")
     return tensor
 
@@ -57,7 +58,7 @@ def dma_copy(
     priority: int | None = None,
     oob_mode: Oob = Oob.error,
     dge_mode: Dge = Dge.unknown,
-    engine: Engine = Engine.unknown,
+    engine: Engine = unknown_engine,
     name: str | None = None,
 ) -> None:
     """Copy ``src`` to ``dst``, both in row-major order; different dtypes are converted through float32.
@@ -69,7 +70,7 @@ def dma_copy(
     core = current()
     dst, src = dma_operand(dst, "dst"), dma_operand(src, "src")
     same_count(dst, src)
-    if engine is not Engine.unknown and dge_mode is not Dge.hwdge:
+    if engine is not unknown_engine and dge_mode is not Dge.hwdge:
         raise DmaError("engine", "unknown unless dge_mode is hwdge", engine, "leave it out")
     if dge_mode is Dge.hwdge and dst.dtype is not src.dtype:
         raise DmaError(
@@ -179,7 +180,7 @@ def dma_transpose(
         )
     if dge_mode is Dge.hwdge:
         raise UnsupportedError("dge_mode", "unknown or swdge", dge_mode, "leave it unknown")
-    if dst._storage.buffer is not MemoryRegion.sbuf:
+    if dst._storage.buffer is not SBUF:
         raise DmaError("dst", "a tile in SBUF", dst.buffer.value, "transpose into SBUF, then copy")
     if dst.dtype is not src.dtype or src.dtype.itemsize not in (2, 4):
         raise DmaError(

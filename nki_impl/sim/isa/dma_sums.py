@@ -15,7 +15,7 @@ from nki_impl.sim.isa.common import Array
 from nki_impl.sim.isa.dma import dma_operand, same_count, selected_rows
 from nki_impl.sim.isa.enums import oob_mode as Oob
 from nki_impl.sim.machine.core import current, instruction
-from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.memory.storage import SBUF
 from nki_impl.sim.operators.ops import find
 from nki_impl.sim.tensor.access import read, write
 from nki_impl.sim.tensor.patterns import view_of
@@ -82,7 +82,7 @@ def _add_rows(dst: NkiTensor, srcs: list[NkiTensor], unique: bool, skip: bool) -
     other = others[0]
     scattered = dst.dynamic is not None
     fixed, indexed = (other, dst) if scattered else (dst, other)
-    if fixed.dynamic is not None or fixed._storage.buffer is not MemoryRegion.sbuf:
+    if fixed.dynamic is not None or fixed._storage.buffer is not SBUF:
         raise DmaError(
             "srcs", "a tile in SBUF and rows in HBM", fixed, "dma_copy one of them to SBUF first"
         )

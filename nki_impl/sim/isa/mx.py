@@ -20,15 +20,19 @@ from nki_impl.sim.errors import DtypeError, MatmulError, PlacementError, ShapeEr
 from nki_impl.sim.isa.common import flat, free_size
 from nki_impl.sim.isa.tensor import accumulate_product, check_tiling
 from nki_impl.sim.machine.core import current, instruction_from
-from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.memory.storage import PSUM, SBUF
 from nki_impl.sim.tensor.access import check_read_where, read, read_raw, tile, write, write_where
 from nki_impl.sim.tensor.dtypes import float4_e2m1fn_x4
-from nki_impl.sim.tensor.packed import LARGEST, NUMBERS, pack, unpack
+from nki_impl.sim.tensor.packed import LARGEST, NUMBERS, pack, unpack_planes
 from nki_impl.sim.tensor.views import NkiTensor
 
 QUADRANT, BLOCK, BIAS = 32, 8, 127
 _SOURCES = ("bfloat16", "float16")
 _SCALES = ("uint8", "float8_e8m0fnu")
+_FACTORS = np.append(
+    np.ldexp(np.float32(1), np.arange(255, dtype=np.int32) - BIAS), np.float32(np.inf)
+)
+"""The factor that each scale means; infinite for 255."""
 
 
 def _rows(partitions: int) -> NDArray[np.int64]:
@@ -72,13 +76,16 @@ def quantize_mx(
             "dst_scale", f"{partitions} x {count}", dst_scale.shape, "allocate it like dst"
         )
     values = flat(read(src, "src"))
-    exponents = (values.view(np.uint32) >> 23 & 0xFF).astype(np.int64)
-    largest = exponents.reshape(partitions // BLOCK, BLOCK, count, 4).max(axis=(1, 3))
+    blocks = values.reshape(partitions // BLOCK, BLOCK, 4 * count)
+    magnitudes = (blocks.view(np.uint32) & 0x7FFFFFFF).max(axis=1)
+    largest = magnitudes.reshape(partitions // BLOCK, count, 4).max(axis=2) >> 23
     top, greatest = LARGEST[dst.dtype]
-    scales = np.clip(largest - top, 0, 255)
-    factors = np.repeat(np.repeat(np.ldexp(1.0, BIAS - scales), BLOCK, axis=0), 4, axis=1)
-    quotients = np.clip(values.astype(np.float64) * factors, -greatest, greatest)
-    write(dst, pack(quotients.astype(np.float32), dst.dtype))
+    scales = np.clip(largest.astype(np.int32) - top, 0, 255)
+    # Powers of two: the quotients are exact, or so small that every format rounds them to zero.
+    factors = np.repeat(np.ldexp(np.float32(1), BIAS - scales), 4, axis=1)
+    quotients = blocks * factors[:, None, :]
+    np.clip(quotients, -greatest, greatest, out=quotients)
+    write(dst, pack(quotients.reshape(values.shape), dst.dtype))
     held = np.zeros((dst_scale._array.shape[0], count), np.uint8)
     held[rows[::BLOCK]] = scales
     chosen = np.zeros(held.shape, np.bool_)
@@ -111,11 +118,11 @@ def nc_matmul_mx(
     stationary, moving = tile(stationary, "stationary"), tile(moving, "moving")
     k, m, n = stationary._array.shape[0], free_size(stationary), free_size(moving)
     for tensor, operand in ((stationary, "stationary"), (moving, "moving")):
-        if tensor._storage.buffer is not MemoryRegion.sbuf:
+        if tensor._storage.buffer is not SBUF:
             raise PlacementError(operand, "a tile in SBUF", tensor.buffer.value, "copy it")
         if tensor.dtype not in NUMBERS:
             raise DtypeError(operand, "a packed (x4) dtype", tensor.dtype, "use quantize_mx")
-    if dst._storage.buffer is not MemoryRegion.psum:
+    if dst._storage.buffer is not PSUM:
         raise MatmulError("dst", "a PSUM tile", dst.buffer.value, "allocate it with buffer=nl.psum")
     if dst.dtype.name not in ("float32", "bfloat16"):
         raise MatmulError("dst", "float32 or bfloat16", dst.dtype, "allocate it in float32")
@@ -142,7 +149,6 @@ def _numbers(tensor: NkiTensor, scale: NkiTensor, operand: str) -> NDArray[np.fl
     """Return the scaled numbers of a packed tile as (4 k, free size)."""
     held = flat(read_raw(tensor, operand))
     partitions, count = held.shape
-    values = unpack(held, tensor.dtype).reshape(partitions, count, 4)
     named = f"{operand}_scale"
     scale = tile(scale, named)
     rows = _rows(partitions)
@@ -156,6 +162,7 @@ def _numbers(tensor: NkiTensor, scale: NkiTensor, operand: str) -> NDArray[np.fl
     used = np.zeros(scale._array.shape, np.bool_)
     used[rows] = True
     check_read_where(scale, used, named)
-    octets = flat(scale._array)[rows].view(np.uint8).astype(np.int64)
-    factors = np.ldexp(np.float32(1), (octets - BIAS).astype(np.int32))
-    return (values * factors[:, :, None]).transpose(0, 2, 1).reshape(4 * partitions, count)
+    factors = _FACTORS.take(flat(scale._array)[rows].view(np.uint8))
+    values = unpack_planes(held, tensor.dtype)
+    values *= factors[:, None, :]
+    return values.reshape(4 * partitions, count)

@@ -34,6 +34,7 @@ from nki_impl.sim.isa.common import (
     same_size,
     scalar_operand,
 )
+from nki_impl.sim.isa.enums import IDLE, LOAD_REDUCE, REDUCE, RESET, RESET_REDUCE
 from nki_impl.sim.isa.enums import reduce_cmd as Cmd
 from nki_impl.sim.machine.core import Core, current, instruction, instruction_from
 from nki_impl.sim.operators.ops import Op, find
@@ -129,13 +130,17 @@ def accumulate(
 ) -> None:
     """Update the reduce registers of ``engine`` with float32 ``values`` (partitions, free), as ``cmd`` says."""
     partitions = values.shape[0]
-    if cmd is Cmd.idle:
+    if cmd is RESET_REDUCE:
+        assert op.reduce is not None
+        core.accumulators[engine] = op.reduce(values)
+        return
+    if cmd is IDLE:
         if engine == "vector":
             core.accumulators[engine] = None
         return
-    if cmd is Cmd.reduce:
+    if cmd is REDUCE:
         before: Any = core.accumulator(engine, partitions)
-    elif cmd is Cmd.load_reduce:
+    elif cmd is LOAD_REDUCE:
         if init is None:
             raise DtypeError(
                 "reduce_init", "a number or a (P,1) tile with load_reduce", None, "pass reduce_init"
@@ -146,12 +151,11 @@ def accumulate(
         before = np.full(partitions, op.start, np.float32)
     else:
         raise DtypeError(name, "a member of nisa.reduce_cmd", repr(cmd), "pass the member")
-    if cmd is Cmd.reset:
+    if cmd is RESET:
         core.accumulators[engine] = before
         return
     assert op.reduce is not None
-    total = op.reduce(values)
-    core.accumulators[engine] = total if cmd is Cmd.reset_reduce else op.apply(before, total)
+    core.accumulators[engine] = op.apply(before, op.reduce(values))
 
 
 def store_registers(
@@ -174,7 +178,7 @@ def tensor_scalar_reduce(
     reduce_op: Any,
     reduce_res: NkiTensor | None = None,
     reverse0: bool = False,
-    reduce_cmd: Cmd = Cmd.reset_reduce,
+    reduce_cmd: Cmd = RESET_REDUCE,
     reduce_init: float | NkiTensor | None = None,
     reduce_res_negate: bool = False,
     name: str | None = None,
@@ -192,11 +196,11 @@ def tensor_scalar_reduce(
     generation_op(first, core, "op0")
     if reverse0:
         raise DtypeError("reverse0", "False (not supported yet)", True, "rewrite the operation")
-    if reduce_cmd is Cmd.idle or reduce_cmd is Cmd.reset:
+    if reduce_cmd is IDLE or reduce_cmd is RESET:
         raise DtypeError(
             "reduce_cmd", "reset_reduce, reduce or load_reduce", reduce_cmd, "use tensor_scalar"
         )
-    if reduce_init is not None and reduce_cmd is not Cmd.load_reduce:
+    if reduce_init is not None and reduce_cmd is not LOAD_REDUCE:
         raise DtypeError(
             "reduce_init",
             "None unless reduce_cmd is load_reduce",
@@ -223,7 +227,7 @@ def range_select(
     comp_op1: Any,
     bound0: NkiTensor,
     bound1: NkiTensor,
-    reduce_cmd: Cmd = Cmd.reset_reduce,
+    reduce_cmd: Cmd = RESET_REDUCE,
     reduce_res: NkiTensor | None = None,
     reduce_op: Any = maximum,
     range_start: Any = 0,
@@ -309,7 +313,7 @@ def select_reduce(
     on_true: NkiTensor,
     on_false: float | NkiTensor,
     reduce_res: NkiTensor | None = None,
-    reduce_cmd: Cmd = Cmd.idle,
+    reduce_cmd: Cmd = IDLE,
     reduce_op: Any = maximum,
     reverse_pred: bool = False,
     name: str | None = None,
@@ -334,7 +338,7 @@ def select_reduce(
         raise DtypeError(
             "on_true", "any dtype but int32, uint32, tfloat32", on_true.dtype, "cast it"
         )
-    if reduce_cmd is Cmd.load_reduce or reduce_cmd is Cmd.reset:
+    if reduce_cmd is LOAD_REDUCE or reduce_cmd is RESET:
         raise DtypeError(
             "reduce_cmd", "idle, reset_reduce or reduce", reduce_cmd, "use one of them"
         )
@@ -355,7 +359,7 @@ def exponential(
     src: NkiTensor,
     max_value: float | NkiTensor = 0.0,
     reduce_res: NkiTensor | None = None,
-    reduce_cmd: Cmd = Cmd.idle,
+    reduce_cmd: Cmd = IDLE,
     reduce_init: float | NkiTensor = 0.0,
     name: str | None = None,
 ) -> None:

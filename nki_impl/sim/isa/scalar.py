@@ -22,6 +22,7 @@ from nki_impl.sim.isa.common import (
     same_size,
     scalar_operand,
 )
+from nki_impl.sim.isa.enums import IDLE, LOAD_REDUCE, REDUCE, RESET_REDUCE
 from nki_impl.sim.isa.enums import reduce_cmd as Cmd
 from nki_impl.sim.isa.reduce import accumulate, reduction, store_registers
 from nki_impl.sim.machine.core import Core, current, instruction
@@ -44,7 +45,7 @@ def activation(
     scale: float | NkiTensor = 1.0,
     reduce_op: Any = None,
     reduce_res: NkiTensor | None = None,
-    reduce_cmd: Cmd = Cmd.idle,
+    reduce_cmd: Cmd = IDLE,
     name: str | None = None,
 ) -> None:
     """Compute dst = op(data * scale + bias) in float32, and optionally sum each partition.
@@ -71,7 +72,7 @@ def activation_reduce(
     """Run :func:`activation` with reduce_cmd=reset_reduce; ``reduce_res`` (P,1) is mandatory."""
     if reduce_res is None:
         raise DtypeError("reduce_res", "a (P,1) tile", None, "use activation, or pass a tile")
-    _activate(current(), dst, op, data, bias, scale, reduce_op, reduce_res, Cmd.reset_reduce)
+    _activate(current(), dst, op, data, bias, scale, reduce_op, reduce_res, RESET_REDUCE)
 
 
 def _activate(
@@ -89,14 +90,14 @@ def _activate(
     same_size(data, "data", dst, "dst")
     free_limit(data, "data")
     meaning = find(op, "op", "activation", "unary")
-    if cmd is Cmd.load_reduce:
+    if cmd is LOAD_REDUCE:
         raise DtypeError(
             "reduce_cmd", "idle, reset, reduce or reset_reduce", cmd, "add the partial sums"
         )
-    if cmd in (Cmd.reduce, Cmd.reset_reduce):
+    if cmd in (REDUCE, RESET_REDUCE):
         reduction(reduce_op, "reduce_op", {"add"})
     # A reduction would put what an idle lane holds into the registers of the engine.
-    idle = Idle() if cmd is Cmd.idle and reduce_res is None else None
+    idle = Idle() if cmd is IDLE and reduce_res is None else None
     given = read_flat(data, "data", idle)
     values = _affine(core, given, bias, scale, idle)
     _warn_range(meaning, values if idle is None else idle.used(values))

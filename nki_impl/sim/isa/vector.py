@@ -30,8 +30,9 @@ from nki_impl.sim.isa.common import (
     scalar_operand,
 )
 from nki_impl.sim.isa.enums import engine as Engine
+from nki_impl.sim.isa.enums import gpsimd_engine, scalar_engine, unknown_engine, vector_engine
 from nki_impl.sim.machine.core import current, instruction
-from nki_impl.sim.memory.storage import MemoryRegion
+from nki_impl.sim.memory.storage import SBUF
 from nki_impl.sim.operators.ops import UNARY_KINDS, Op, find
 from nki_impl.sim.tensor.access import (
     copy_bits,
@@ -45,14 +46,14 @@ from nki_impl.sim.tensor.views import NkiTensor
 
 ARITH = ("arith", "arith4", "compare")
 BITS = ("bit", "bit1")
-_ANY = (Engine.vector, Engine.scalar, Engine.gpsimd)
+_ANY = (vector_engine, scalar_engine, gpsimd_engine)
 _EXACT = {"int32", "uint32"}
 _EXACT_OPS = {"add", "subtract", "multiply", "maximum", "minimum"}
 
 
 @instruction
 def tensor_copy(
-    dst: NkiTensor, src: NkiTensor, engine: Engine = Engine.unknown, name: str | None = None
+    dst: NkiTensor, src: NkiTensor, engine: Engine = unknown_engine, name: str | None = None
 ) -> None:
     """Copy ``src`` to ``dst`` on chip: bit for bit between equal dtypes, otherwise through float32.
 
@@ -62,7 +63,7 @@ def tensor_copy(
     core = current()
     dst, src = tile(dst, "dst"), tile(src, "src")
     same_size(src, "src", dst, "dst")
-    chosen = pick_engine(engine, _ANY, Engine.vector)
+    chosen = pick_engine(engine, _ANY, vector_engine)
     no_psum(chosen, (dst, "dst"), (src, "src"))
     if chosen == "scalar" and core.generation < 3:
         raise TargetError(
@@ -78,7 +79,7 @@ def tensor_copy(
 
 @instruction
 def memset(
-    dst: NkiTensor, value: Any, engine: Engine = Engine.unknown, name: str | None = None
+    dst: NkiTensor, value: Any, engine: Engine = unknown_engine, name: str | None = None
 ) -> None:
     """Fill ``dst`` with a Python number.
 
@@ -87,7 +88,7 @@ def memset(
     exactly. A packed (x4) tile can only be filled with 0, whose bits are 0.
     """
     dst = tile(dst, "dst")
-    chosen = pick_engine(engine, (Engine.vector, Engine.gpsimd), Engine.vector)
+    chosen = pick_engine(engine, (vector_engine, gpsimd_engine), vector_engine)
     no_psum(chosen, (dst, "dst"))
     is_float = isinstance(value, (float, np.floating))
     is_int = isinstance(value, (int, np.integer)) and (
@@ -124,7 +125,7 @@ def tensor_tensor(
     data1: NkiTensor,
     data2: NkiTensor,
     op: Any,
-    engine: Engine = Engine.unknown,
+    engine: Engine = unknown_engine,
     name: str | None = None,
 ) -> None:
     """Compute dst = data1 op data2 element by element; at most one of data1 and data2 may be in PSUM.
@@ -143,14 +144,14 @@ def tensor_tensor(
     tiles = (dst, data1, data2)
     exact = (
         dst.dtype.name in _EXACT
-        and all(t.dtype.name in _EXACT and t._storage.buffer is MemoryRegion.sbuf for t in tiles)
+        and all(t.dtype.name in _EXACT and t._storage.buffer is SBUF for t in tiles)
         and (meaning.name in _EXACT_OPS or meaning.kind == "compare")
-        and engine is not Engine.vector
+        and engine is not vector_engine
     )
     chosen = pick_engine(
         engine,
-        (Engine.vector, Engine.gpsimd),
-        Engine.gpsimd if exact or meaning.name == "power" else Engine.vector,
+        (vector_engine, gpsimd_engine),
+        gpsimd_engine if exact or meaning.name == "power" else vector_engine,
     )
     no_psum(
         "gpsimd" if meaning.name == "power" else chosen,
@@ -238,7 +239,7 @@ def tensor_scalar(
     op1: Any = None,
     operand1: float | NkiTensor | None = None,
     reverse1: bool = False,
-    engine: Engine = Engine.unknown,
+    engine: Engine = unknown_engine,
     name: str | None = None,
 ) -> None:
     """Compute dst = (data op0 operand0) op1 operand1, where the operands are numbers or (P,1) float32 tiles.
@@ -288,7 +289,7 @@ def tensor_scalar(
 
 
 def _scalar_engine(engine: Engine, first: Op, second: Op | None) -> str:
-    chosen = pick_engine(engine, _ANY, Engine.vector)
+    chosen = pick_engine(engine, _ANY, vector_engine)
     names = (first.name, None if second is None else second.name)
     if chosen == "scalar" and names not in (("multiply", "add"), ("multiply", None), ("add", None)):
         raise TargetError(

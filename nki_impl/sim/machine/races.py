@@ -56,7 +56,7 @@ from nki_impl.sim.machine.ledger import (
     window,
 )
 from nki_impl.sim.machine.rewrites import Rewrite, forget_reads, own_read, remaining
-from nki_impl.sim.memory.storage import MemoryRegion, Storage
+from nki_impl.sim.memory.storage import SHARED_HBM, Storage
 from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
 
@@ -215,4 +215,4 @@ def _places(ledger: Ledger, access: Access, clash: Chosen) -> Chosen | None:
 
 def _watched(tensor: NkiTensor) -> bool:
     """Return whether both cores can access the tensor and the kernel may write it."""
-    return tensor._storage.buffer is MemoryRegion.shared_hbm and not tensor._storage.read_only
+    return tensor._storage.buffer is SHARED_HBM and not tensor._storage.read_only

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from nki_impl.sim.errors import DtypeError, ShapeError, kernel_line
 from nki_impl.sim.machine.core import current
-from nki_impl.sim.memory.storage import PSUM_BANK_BYTES, MemoryRegion, Storage, check_shape
+from nki_impl.sim.memory.storage import (
+    PSUM,
+    PSUM_BANK_BYTES,
+    SBUF,
+    SHARED_HBM,
+    MemoryRegion,
+    Storage,
+    check_shape,
+)
 from nki_impl.sim.tensor.dtypes import as_dtype
 from nki_impl.sim.tensor.overlap import link_rivals
 from nki_impl.sim.tensor.views import NkiTensor
@@ -17,7 +25,7 @@ def as_region(buffer: object) -> MemoryRegion:
     if isinstance(buffer, MemoryRegion):
         return buffer
     if buffer is None:
-        return MemoryRegion.sbuf
+        return SBUF
     if buffer == "hbm":
         return MemoryRegion.private_hbm
     try:
@@ -34,7 +42,7 @@ def as_region(buffer: object) -> MemoryRegion:
 def new_tensor(
     shape: Sequence[int],
     dtype: object,
-    buffer: object = MemoryRegion.sbuf,
+    buffer: object = SBUF,
     name: str | None = "",
     address: tuple[int, int] | None = None,
 ) -> NkiTensor:
@@ -50,7 +58,7 @@ def new_tensor(
     check_shape(lengths, region)
     core = current()
     label = name or ""
-    if region is MemoryRegion.shared_hbm:
+    if region is SHARED_HBM:
         storage = core.shared.allocate(core.core, lengths, kind, label, core.rank)
     else:
         storage = Storage(lengths, kind, region, label, (core.rank, core.core))
@@ -76,7 +84,7 @@ def _check_address(address: tuple[int, int], storage: Storage) -> None:
             f"{address} for {storage.shape[0]} partitions",
             "place it at such a partition",
         )
-    if storage.buffer is MemoryRegion.psum and storage.partition_bytes <= PSUM_BANK_BYTES:
+    if storage.buffer is PSUM and storage.partition_bytes <= PSUM_BANK_BYTES:
         if byte % PSUM_BANK_BYTES + storage.partition_bytes > PSUM_BANK_BYTES:
             raise ShapeError(
                 "address",

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import CapacityError, PartitionError, ShapeError
-from nki_impl.sim.memory.liveness import Life, Lifetimes, collect
+from nki_impl.sim.memory.liveness import Lifetimes, collect
 from nki_impl.sim.tensor.dtypes import DType
 
 PARTITIONS = 128
@@ -52,6 +52,10 @@ class MemoryRegion(Enum):
     private_hbm = "private_hbm"
     shared_hbm = "shared_hbm"
 
+
+SBUF, PSUM, SHARED_HBM = MemoryRegion.sbuf, MemoryRegion.psum, MemoryRegion.shared_hbm
+"""The members that instructions compare with. To look up a member of an Enum takes 20 times as long as such a name in
+Python 3.11, and an instruction would do so several times."""
 
 _spare: dict[int, list[tuple[NDArray[np.uint8], int]]] = {}
 """The bytes of freed on-chip tensors and their address, by size, for the next tensors. Fresh memory costs a page fault
@@ -141,7 +145,7 @@ class Storage:
         self.account: CoreMemory | None = None
         self.placed: tuple[int, int] | None = None
         self.banks: dict[int, int] = {}
-        self.on_chip = buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum
+        self.on_chip = buffer is SBUF or buffer is PSUM
         self.free_size = self.size // shape[0]
         self.first = self.last = -1
         self.partition_bytes = self.free_size * dtype.itemsize
@@ -221,8 +225,8 @@ class CoreMemory:
         self.lifetimes = Lifetimes()
         self._placed: Counter[int] = Counter()
         self._tenants: dict[MemoryRegion, list[tuple[int, int, weakref.ref[Storage]]]] = {
-            MemoryRegion.sbuf: [],
-            MemoryRegion.psum: [],
+            SBUF: [],
+            PSUM: [],
         }
         self._crowded = 64
 
@@ -250,7 +254,7 @@ class CoreMemory:
 
         Raises :class:`CapacityError` if there is not enough space.
         """
-        if storage.buffer is MemoryRegion.sbuf:
+        if storage.buffer is SBUF:
             self._charge_sbuf(storage, address)
         else:
             self._charge_psum(storage, address)
@@ -259,11 +263,11 @@ class CoreMemory:
     def release(self, storage: Storage) -> None:
         """Free the space of ``storage``."""
         if storage.placed is None and storage.first >= 0:
-            psum = storage.buffer is MemoryRegion.psum
+            psum = storage.buffer is PSUM
             self.lifetimes.ended.append(
-                Life(storage.first, storage.last, storage.partition_bytes, psum, storage.shape[0])
+                (storage.first, storage.last, storage.partition_bytes, psum, storage.shape[0])
             )
-        if storage.buffer is not MemoryRegion.sbuf:
+        if storage.buffer is not SBUF:
             for bank, count in storage.banks.items():
                 self.psum_live[bank] -= count
             return
@@ -374,7 +378,7 @@ class RankMemory:
                     "name the tensors that only one core allocates",
                 )
             return storage
-        storage = Storage(shape, dtype, MemoryRegion.shared_hbm, name, (rank, None))
+        storage = Storage(shape, dtype, SHARED_HBM, name, (rank, None))
         if self.lnc > 1:
             self._waiting[key] = storage
         return storage
@@ -391,7 +395,7 @@ def check_shape(shape: tuple[int, ...], buffer: MemoryRegion) -> None:
             raise ShapeError(
                 "shape", "positive integers, at least one", shape, "pass a tuple of lengths"
             )
-    if buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum:
+    if buffer is SBUF or buffer is PSUM:
         if len(shape) < 2:
             raise PartitionError(
                 "shape",

@@ -24,7 +24,7 @@ from nki_impl.sim.errors import (
 from nki_impl.sim.machine.core import current
 from nki_impl.sim.memory.liveness import Clock
 from nki_impl.sim.memory.registers import VirtualRegister
-from nki_impl.sim.memory.storage import MemoryRegion, Storage
+from nki_impl.sim.memory.storage import PSUM, SHARED_HBM, MemoryRegion, Storage
 from nki_impl.sim.tensor.dtypes import as_dtype, float32, round_once, rounds_on_store, to_float32
 from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
 from nki_impl.sim.tensor.patterns import over, over_each, strided, view_of
@@ -50,7 +50,7 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
         raise PlacementError(
             operand, "a tile in SBUF or PSUM", tensor.buffer.value, "dma_copy it to SBUF"
         )
-    if not psum and storage.buffer is MemoryRegion.psum:
+    if not psum and storage.buffer is PSUM:
         raise PlacementError(operand, "a tile in SBUF", "psum", "tensor_copy it to SBUF first")
     if tensor.dynamic is not None:
         static = resolve(tensor)
@@ -242,7 +242,7 @@ def _await_other_core(storage: Storage) -> None:
     error would be UninitializedError or RaceError, depending on which core runs first.
     """
     core = current()
-    if core.on_access is not None and storage.buffer is MemoryRegion.shared_hbm:
+    if core.on_access is not None and storage.buffer is SHARED_HBM:
         assert core.worker is not None and core.worker.machine is not None
         core.worker.machine.let_others_run(core.worker)
 
@@ -272,7 +272,10 @@ def read_operand(tensor: NkiTensor, operand: str) -> NDArray[np.float32]:
     array = tensor._array
     if tensor.dtype is float32:
         return array
-    key = (tensor.byte_offset, array.shape, array.strides, tensor.dtype.name)
+    start = tensor._start
+    if start is None:
+        start = tensor.byte_offset
+    key = (start, array.shape, array.strides, tensor.dtype.name)
     known = storage.widened
     if known is None or len(known) == _MOST_WIDENED:
         known = storage.widened = {}
@@ -411,7 +414,7 @@ def hbm_tensor(
     """Copy ``array`` to a new tensor in shared HBM, or in private HBM if ``owner`` names a core."""
     dtype = as_dtype(array.dtype, name)
     shape = array.shape or (1,)
-    buffer = MemoryRegion.shared_hbm if owner[1] is None else MemoryRegion.private_hbm
+    buffer = SHARED_HBM if owner[1] is None else MemoryRegion.private_hbm
     storage = Storage(shape, dtype, buffer, name, owner)
     storage.raw.view(dtype.storage).reshape(shape)[...] = array
     storage.set_all_written()

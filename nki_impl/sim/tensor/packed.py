@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.tensor.dtypes import (
+    BYTES,
     FLOAT4,
     DType,
     float4_e2m1fn_x4,
@@ -39,11 +40,24 @@ LARGEST = {
 
 def unpack(array: Array, dtype: DType) -> NDArray[np.float32]:
     """Return the numbers of a packed array (..., n) as float32 (..., 4 n)."""
-    kind = NUMBERS[dtype]
     octets: Array = np.ascontiguousarray(array).view(np.uint8)
     if dtype is float4_e2m1fn_x4:
         octets = np.stack([octets & 15, octets >> 4], axis=-1).reshape(*octets.shape[:-1], -1)
-    return octets.view(kind).astype(np.float32)
+    return BYTES[NUMBERS[dtype]].take(octets)
+
+
+def unpack_planes(array: Array, dtype: DType) -> NDArray[np.float32]:
+    """Return the numbers of a packed array (m, n) as float32 (m, 4, n): number i of all elements in plane i."""
+    octets = np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, -1)
+    planes: Array = octets.transpose(0, 2, 1)
+    if dtype is float4_e2m1fn_x4:
+        planes = np.stack([planes & 15, planes >> 4], axis=2).reshape(len(array), 4, -1)
+    out = np.empty(planes.shape, np.float32)
+    numbers = BYTES[NUMBERS[dtype]]
+    for row, octets in zip(out, planes, strict=True):
+        # Row by row, because NumPy converts the indices to 8 bytes each.
+        numbers.take(octets, out=row, mode="clip")
+    return out
 
 
 def pack(values: NDArray[np.float32], dtype: DType) -> Array:

@@ -133,6 +133,19 @@ class NkiTensor(NKIObject):
         return self._storage.buffer
 
     @property
+    def base_tensor(self) -> NkiTensor:
+        """The tensor itself, if it is whole; else :class:`UnsupportedError`.
+
+        The documentation has no such attribute. AWS's MX kernels (core/moe/moe_tkg) read it of kernel inputs, and expect the
+        same shape.
+        """
+        if self.whole:
+            return self
+        raise UnsupportedError(
+            "base_tensor", "a whole tensor", f"a view {self.shape}", "use the tensor of which it is a view"
+        )  # fmt: skip
+
+    @property
     def ndim(self) -> int:
         """Number of dimensions."""
         return self._array.ndim
