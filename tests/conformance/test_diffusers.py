@@ -252,7 +252,7 @@ def test_by_hand_unified_attention_with_a_ring_of_three_is_wrong_as_its_ring_is(
 
 @pytest.mark.diffusers
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["ulysses", "unified"])
+@pytest.mark.parametrize("mode", ["ulysses", "unified", "unified-3x2"])
 def test_the_suite_agrees_with_the_check_by_hand(mode):
     known(WRONG)
     made = diffusers_ring.target(mode)
@@ -262,7 +262,8 @@ def test_the_suite_agrees_with_the_check_by_hand(mode):
         made.close()
     claimed = [record for record in records if record.outcome != "not claimed"]
     assert len(claimed) == 4  # one for each format
-    wrong = WRONG[VERSION][2] if mode == "unified" else set()
+    ring = {"unified": 2, "unified-3x2": 3}.get(mode)
+    wrong = WRONG[VERSION][ring] if ring else set()
     for record in claimed:
         assert record.outcome == ("mismatch" if wrong else "pass"), record.id
         assert wrong_tensors(record) <= wrong, record.id
@@ -270,6 +271,7 @@ def test_the_suite_agrees_with_the_check_by_hand(mode):
 
 def test_ulysses_claims_heads_that_workers_can_divide_and_unified_an_even_number():
     claims = {mode: one.kv_heads_multiple for mode, one in diffusers_ring.BY_MODE.items()}
-    assert claims == {"ring": 1, "ulysses": "workers", "unified": 2}
-    assert diffusers_ring.BY_MODE["unified"].workers == (4,)
+    assert claims == {"ring": 1, "ulysses": "workers", "unified": 2, "unified-3x2": 2}
+    workers = {mode: diffusers_ring.BY_MODE[mode].workers for mode in ("unified", "unified-3x2")}
+    assert workers == {"unified": (4,), "unified-3x2": (6,)}
     assert "unequal-lengths" not in diffusers_ring.BY_MODE["ulysses"].features

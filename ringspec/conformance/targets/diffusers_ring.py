@@ -1,12 +1,13 @@
 """The context parallelism of Hugging Face diffusers, in the installed version (0.39.0 or later).
 
-=====================  ===================================================================
-target                 ``ContextParallelConfig``
-=====================  ===================================================================
-``diffusers-ring``     ``ring_degree=W``
-``diffusers-ulysses``  ``ulysses_degree=W``: workers exchange heads for tokens
-``diffusers-unified``  ``ring_degree=2, ulysses_degree=2``, for W = 4
-=====================  ===================================================================
+=========================  ===============================================================
+target                     ``ContextParallelConfig``
+=========================  ===============================================================
+``diffusers-ring``         ``ring_degree=W``
+``diffusers-ulysses``      ``ulysses_degree=W``: workers exchange heads for tokens
+``diffusers-unified``      ``ring_degree=2, ulysses_degree=2``, for W = 4
+``diffusers-unified-3x2``  ``ring_degree=3, ulysses_degree=2``, for W = 6
+=========================  ===============================================================
 
 ``_templated_context_parallel_attention`` is called as diffusers calls it, unmodified, with its flash-attention
 operations. These operations call a forward and a
@@ -23,8 +24,8 @@ Results of 0.42.1: dk and dv are wrong for W >= 3. At step i, worker r computes 
 sends its dk and dv to worker r + 1, which computes next with the block of r + i + 2. With W = 2, both are the same
 block.
 
-The unified attention contains this ring with two workers: its gradients are wrong in 0.39.0 and right in 0.42.1.
-Nothing is wrong in Ulysses. Its backward pass takes the number of keys from dy, so unequal lengths are not claimed.
+The unified attention contains this ring. With two workers in it, its gradients are wrong in 0.39.0 and right in 0.42.1;
+with three, dk and dv are wrong in 0.42.1 as well. Nothing is wrong in Ulysses. Its backward pass takes the number of keys from dy, so unequal lengths are not claimed.
 
 There is no causal mask, and Hkv = H and Dv = D are required. The ring's configuration refuses one worker, but this
 target runs it with one worker as well. The gradients are then correct, which confirms the two replacement functions.
@@ -77,6 +78,10 @@ ROUNDED_ONCE = {
     name: {"base": base, "p": "float32", "ds": "float32"}
     for name, base in (("bfloat16", "bf16"), ("float16", "fp16"))
 }
+# No recipe fits: a block of the ring has the tokens of two workers, and a recipe rounds for the block of each.
+UNIFIED = dataclasses.replace(
+    CLAIMS, circulations=("gather",), workers=(4,), kv_heads_multiple=2, recipe=None
+)
 BY_MODE = {
     "ring": CLAIMS,
     "ulysses": dataclasses.replace(
@@ -87,11 +92,11 @@ BY_MODE = {
         kv_heads_multiple="workers",
         recipe=ROUNDED_ONCE,
     ),
-    # No recipe fits: a block of the ring has the tokens of two workers, and a recipe rounds for the block of each.
-    "unified": dataclasses.replace(
-        CLAIMS, circulations=("gather",), workers=(4,), kv_heads_multiple=2, recipe=None
-    ),
+    "unified": UNIFIED,
+    "unified-3x2": dataclasses.replace(UNIFIED, workers=(6,)),
 }
+# The ring's degree is that of the remaining workers.
+ULYSSES_DEGREES = {"ring": 1, "unified": 2, "unified-3x2": 2}
 NOTES = (
     "diffusers' code is unmodified; the two flash-attn CUDA kernels that it calls are replaced"
     " by functions of ringspec that compute in float64 and round once",
@@ -222,7 +227,7 @@ def attention(
 
     module = dispatch()
     operations = (module._flash_attention_forward_op, module._flash_attention_backward_op)
-    usual = {"ring": 1, "ulysses": call.workers, "unified": 2}[mode]
+    usual = ULYSSES_DEGREES.get(mode, call.workers)
     degree = dict(call.mesh).get("ulysses", 1) if call.scheme else usual
     parallel = configuration(call.rank, call.workers, q.dtype != torch.float64, degree)
     if call.workers == 1:
@@ -254,6 +259,10 @@ def diffusers_unified(**settings: Any) -> TorchTarget:
     return target("unified", **settings)
 
 
+def diffusers_unified_3x2(**settings: Any) -> TorchTarget:
+    return target("unified-3x2", **settings)
+
+
 def target(mode: str, **settings: Any) -> TorchTarget:
     """Make the target of one of :data:`BY_MODE`.
 
@@ -267,7 +276,7 @@ def target(mode: str, **settings: Any) -> TorchTarget:
     return TorchTarget(
         function,
         BY_MODE[mode],
-        name=f"diffusers_{mode}",
+        name=f"diffusers_{mode}".replace("-", "_"),
         options={"mode": mode},
         notes=NOTES,
         packages=("torch", PACKAGE),
