@@ -170,6 +170,33 @@ def test_one_explanation_says_what_this_version_computes_in_all_problems_that_fa
     assert len(found.told.explained) == found.wrong == len(found.runs) > 0
 
 
+@pytest.mark.diffusers
+@pytest.mark.slow
+def test_over_pytorchs_kernel_the_ring_is_right_where_this_version_has_it_so():
+    known(WRONG)
+    if VERSION == "0.39.0":
+        pytest.skip("0.39.0 has no backward pass over this kernel")
+    made = diffusers_ring.target("ring", "native-flash")
+    try:
+        records = run(
+            made, properties.cases(), only=("property/workers/full-contiguous-*16",)
+        ).records
+    finally:
+        made.close()
+    for record in records:
+        assert wrong_tensors(record) == WRONG[VERSION][4], record.message
+
+
+@pytest.mark.parametrize(("device", "standins"), [("cpu", ("aten_flash",)), ("cuda", ())])
+def test_over_pytorchs_kernel_a_target_claims_16_bits_and_has_a_stand_in_only_on_a_cpu(
+    device, standins
+):
+    made = diffusers_ring.target("ulysses", "native-flash", device=device, python="python3")
+    assert made.standins == standins and made.options["kernel"] == "native-flash"
+    assert made.capabilities.formats == ("bfloat16", "float16")
+    assert made.capabilities.recipe is None and made.capabilities.head_dims[0] == 8
+
+
 def test_without_the_packages_the_error_names_the_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match="pip install torch 'diffusers>=0.39.0'"):

@@ -9,6 +9,9 @@ target                     ``ContextParallelConfig``
 ``diffusers-unified-3x2``  ``ring_degree=3, ulysses_degree=2``, for W = 6
 =========================  ===============================================================
 
+With ``kernel="native-flash"``, the same over the operator of PyTorch that diffusers' backend "_native_flash" calls: on a
+GPU with ``device="cuda"``, otherwise over the stand-in ``aten_flash``, in 16 bits.
+
 ``_templated_context_parallel_attention`` is called as diffusers calls it, unmodified, with its flash-attention
 operations. These operations call a forward and a
 backward CUDA kernel of the flash-attn package. On a CPU, :func:`kernel_forward` and :func:`kernel_backward` replace
@@ -56,6 +59,11 @@ NAMES = (
     "_wrapped_flash_attn_backward",
     "_wrapped_flash_attn_forward",
 )
+# The forward and backward operations of diffusers, by the kernel that they call.
+OPERATIONS = {
+    "flash": ("_flash_attention_forward_op", "_flash_attention_backward_op"),
+    "native-flash": ("_native_flash_attention_forward_op", "_native_flash_attention_backward_op"),
+}
 # The dropout that diffusers passes to flash-attn to get the lse without dropout.
 NO_DROPOUT = 1e-30
 
@@ -97,9 +105,12 @@ BY_MODE = {
 }
 # The ring's degree is that of the remaining workers.
 ULYSSES_DEGREES = {"ring": 1, "unified": 2, "unified-3x2": 2}
-NOTES = (
+REPLACED = (
     "diffusers' code is unmodified; the two flash-attn CUDA kernels that it calls are replaced"
-    " by functions of ringspec that compute in float64 and round once",
+    " by functions of ringspec that compute in float64 and round once"
+)
+NATIVE = "diffusers' code is unmodified; it calls aten::_scaled_dot_product_flash_attention"
+NOTES = (
     f"known to run with {PACKAGE} {KNOWN}; the gradients of 0.39.0 are wrong"
     " (https://github.com/huggingface/diffusers/issues/14265), and dk and dv of 0.42.1 from 3 workers on",
 )
@@ -200,7 +211,9 @@ def dispatch() -> Any:
 
 
 @functools.cache
-def configuration(rank: int, workers: int, in_float32: bool, ulysses: int = 1) -> Any:
+def configuration(
+    rank: int, workers: int, in_float32: bool, ulysses: int = 1, device: Any = "cpu"
+) -> Any:
     """Make diffusers' parallel configuration on a mesh of this process group; ``ulysses``: its degree."""
     import torch
     from diffusers.models import _modeling_parallel as theirs
@@ -214,22 +227,32 @@ def configuration(rank: int, workers: int, in_float32: bool, ulysses: int = 1) -
     )
     context.ring_degree = ring
     parallel = theirs.ParallelConfig(context_parallel_config=context)
-    mesh = init_device_mesh("cpu", (ring, ulysses), mesh_dim_names=("ring", "ulysses"))
-    parallel.setup(rank, workers, torch.device("cpu"), mesh=mesh)
+    device = torch.device(device)
+    mesh = init_device_mesh(device.type, (ring, ulysses), mesh_dim_names=("ring", "ulysses"))
+    parallel.setup(rank, workers, device, mesh=mesh)
     return parallel
 
 
 def attention(
-    q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, mode: str = "ring"
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    group: Any,
+    call: LocalCall,
+    mode: str = "ring",
+    kernel: str = "flash",
 ) -> tuple[Any, Any]:
     """Compute o [B, n, H, D] and lse [B, H, n] of one worker."""
     import torch
 
     module = dispatch()
-    operations = (module._flash_attention_forward_op, module._flash_attention_backward_op)
+    check_names(module, OPERATIONS[kernel], PACKAGE, KNOWN)
+    operations = tuple(getattr(module, name) for name in OPERATIONS[kernel])
     usual = ULYSSES_DEGREES.get(mode, call.workers)
     degree = dict(call.mesh).get("ulysses", 1) if call.scheme else usual
-    parallel = configuration(call.rank, call.workers, q.dtype != torch.float64, degree)
+    in_float32 = q.dtype != torch.float64
+    parallel = configuration(call.rank, call.workers, in_float32, degree, q.device)
     if call.workers == 1:
         plain = (None, 0.0, False, call.scale, False, True)
         o, lse = module.TemplatedRingAttention.apply(q, k, v, *plain, *operations, parallel)
@@ -263,22 +286,37 @@ def diffusers_unified_3x2(**settings: Any) -> TorchTarget:
     return target("unified-3x2", **settings)
 
 
-def target(mode: str, **settings: Any) -> TorchTarget:
-    """Make the target of one of :data:`BY_MODE`.
+def claims(mode: str, kernel: str) -> Capabilities:
+    """Return what a target supports; ``kernel``: a key of OPERATIONS."""
+    if kernel == "flash":
+        return BY_MODE[mode]
+    # PyTorch's kernels take these head dimensions in 16 bits; no recipe was compared with them.
+    return dataclasses.replace(
+        BY_MODE[mode],
+        formats=("bfloat16", "float16"),
+        head_dims=tuple(range(8, 257, 8)),
+        recipe=None,
+    )
+
+
+def target(mode: str, kernel: str = "flash", **settings: Any) -> TorchTarget:
+    """Make the target of one of :data:`BY_MODE`; ``kernel``: a key of OPERATIONS.
 
     ``settings`` are passed to TorchTarget. Raises MissingPackageError if a package is missing or too old.
     """
     if "python" not in settings:
         require(("torch", PACKAGE), PACKAGE, FLOOR, COMMAND)
-    function = f"{__name__}:attention"
+    native = kernel == "native-flash"
     # The first call imports diffusers.
     chosen: dict[str, Any] = {"timeout": 180.0, **settings}
+    if native and chosen.get("device", "cpu") == "cpu":
+        chosen.setdefault("standins", ("aten_flash",))
     return TorchTarget(
-        function,
-        BY_MODE[mode],
+        f"{__name__}:attention",
+        claims(mode, kernel),
         name=f"diffusers_{mode}".replace("-", "_"),
-        options={"mode": mode},
-        notes=NOTES,
+        options={"mode": mode, "kernel": kernel},
+        notes=(NATIVE if native else REPLACED, *NOTES),
         packages=("torch", PACKAGE),
         **chosen,
     )
