@@ -28,7 +28,8 @@ sends its dk and dv to worker r + 1, which computes next with the block of r + i
 block.
 
 The unified attention contains this ring. With two workers in it, its gradients are wrong in 0.39.0 and right in 0.42.1;
-with three, dk and dv are wrong in 0.42.1 as well. Nothing is wrong in Ulysses. Its backward pass takes the number of keys from dy, so unequal lengths are not claimed.
+with three, dk and dv are wrong in 0.42.1 as well. Nothing is wrong in Ulysses. Its backward pass takes the number of
+keys from dy, so unequal lengths are not claimed.
 
 There is no causal mask, and Hkv = H and Dv = D are required. The ring's configuration refuses one worker, but this
 target runs it with one worker as well. The gradients are then correct, which confirms the two replacement functions.
