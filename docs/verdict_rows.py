@@ -69,8 +69,11 @@ def cut_of(report: Report) -> str:
 
 
 def explains(fact: Mapping[str, Any], record: Record) -> bool:
-    """Whether a confirmed failure explains that of a case: no other tensors, enough workers, such inputs and masks."""
-    wrong, needs = wrong_tensors(record), record.needs
+    """Whether a confirmed failure explains that of a case: no other tensors, enough workers, such inputs and masks.
+
+    Of the noise cases, only those that the fact lists, because the hand check repeats their sizes.
+    """
+    wrong, needs = wrong_tensors(record) | noisy_tensors(record), record.needs
     return (
         record.outcome == "mismatch"
         and bool(wrong)
@@ -79,8 +82,13 @@ def explains(fact: Mapping[str, Any], record: Record) -> bool:
         and ("inputs" not in fact or needs.get("inputs") in fact["inputs"])
         and {*fact.get("masks", ())} <= {*needs.get("masks", ())}
         and not {*fact.get("without_masks", ())} & {*needs.get("masks", ())}
-        and not record.id.startswith("noise/")
+        and (not record.id.startswith("noise/") or record.id in fact.get("noise", ()))
     )
+
+
+def noisy_tensors(record: Record) -> set[str]:
+    """The tensors whose errors are not the declared rounding noise."""
+    return {alarm.partition(",")[0] for alarm in (record.noise or {}).get("alarms", ())}
 
 
 def most_workers(record: Record) -> int:

@@ -1,10 +1,10 @@
 """yunchang checked by hand: a program without ringspec, run by test_yunchang.py.
 
-    python by_hand_yunchang.py WHAT ORDER KERNEL DTYPE WORKERS full|causal|window
+    python by_hand_yunchang.py WHAT ORDER KERNEL DTYPE WORKERS full|causal|window [noise]
 
 WHAT: ring, zigzag, stripe, ulysses, usp, usp-zigzag or usp-strip. ORDER: low or high, the groups of
 ``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType. window: causal, and at most 5 tokens
-back. Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense
+back. noise: the tokens, head dimension and window (100) of the suite's cases 'noise/'. Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense
 in float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. yunchang's
 ``EXTRACT_FUNC_DICT`` gives each rank of USP and of the contiguous rings its tokens. The results are compared with dense float64 attention of the whole
 sequence. Prints JSON: for o, dq, dk and dv if the kernel has a backward pass, and lse of a ring, the largest error of
@@ -19,9 +19,10 @@ from importlib.machinery import ModuleSpec
 import by_hand_zhuzilin as dense
 from by_hand_ranks import on_ranks
 
-B, H, N, D = 1, 4, 8, 16
+B, H = 1, 4
 SCALE = 0.25
-WINDOW = (5, 0)
+NOISE = "noise" in sys.argv[7:]  # spawned processes have the same words
+D, WINDOW = (64, (100, 0)) if NOISE else (16, (5, 0))
 NAMES = ("o", "dq", "dk", "dv", "lse")
 RINGS = {
     "ring": "ring_flash_attn_func",
@@ -56,11 +57,15 @@ def aten_forward(
     return o.to(q.dtype), lse.float(), empty, empty, q.shape[1], k.shape[1], empty, empty, empty
 
 
+def tokens_of_each(workers):
+    return 384 // workers if NOISE else 8
+
+
 def inputs(dtype, workers):
     import torch
 
     made = torch.Generator().manual_seed(7)
-    size = (B, N * workers, H, D)
+    size = (B, tokens_of_each(workers) * workers, H, D)
     return [torch.randn(size, generator=made, dtype=torch.float64).to(dtype) for _ in range(4)]
 
 
@@ -87,7 +92,7 @@ def tokens_of(yunchang, what, order, rank, workers):
     """Return the tokens of a rank: of a ring alone, two chunks with zigzag, and every W-th token with stripe."""
     import torch
 
-    numbers = torch.arange(N * workers)
+    numbers = torch.arange(tokens_of_each(workers) * workers)
     if what == "zigzag":
         chunks = numbers.chunk(2 * workers)
         return torch.cat([chunks[rank], chunks[-1 - rank]])

@@ -170,6 +170,33 @@ def test_one_explanation_says_what_this_version_computes_in_all_problems_that_fa
     assert len(found.told.explained) == found.wrong == len(found.runs) > 0
 
 
+@pytest.mark.diffusers
+@pytest.mark.slow
+def test_over_pytorchs_kernel_the_ring_is_right_where_this_version_has_it_so():
+    known(WRONG)
+    if VERSION == "0.39.0":
+        pytest.skip("0.39.0 has no backward pass over this kernel")
+    made = diffusers_ring.target("ring", "native-flash")
+    try:
+        records = run(
+            made, properties.cases(), only=("property/workers/full-contiguous-*16",)
+        ).records
+    finally:
+        made.close()
+    for record in records:
+        assert wrong_tensors(record) == WRONG[VERSION][4], record.message
+
+
+@pytest.mark.parametrize(("device", "standins"), [("cpu", ("aten_flash",)), ("cuda", ())])
+def test_over_pytorchs_kernel_a_target_claims_16_bits_and_has_a_stand_in_only_on_a_cpu(
+    device, standins
+):
+    made = diffusers_ring.target("ulysses", "native-flash", device=device, python="python3")
+    assert made.standins == standins and made.options["kernel"] == "native-flash"
+    assert made.capabilities.formats == ("bfloat16", "float16")
+    assert made.capabilities.recipe is None and made.capabilities.head_dims[0] == 8
+
+
 def test_without_the_packages_the_error_names_the_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match="pip install torch 'diffusers>=0.39.0'"):
@@ -252,7 +279,7 @@ def test_by_hand_unified_attention_with_a_ring_of_three_is_wrong_as_its_ring_is(
 
 @pytest.mark.diffusers
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["ulysses", "unified"])
+@pytest.mark.parametrize("mode", ["ulysses", "unified", "unified-3x2"])
 def test_the_suite_agrees_with_the_check_by_hand(mode):
     known(WRONG)
     made = diffusers_ring.target(mode)
@@ -262,7 +289,8 @@ def test_the_suite_agrees_with_the_check_by_hand(mode):
         made.close()
     claimed = [record for record in records if record.outcome != "not claimed"]
     assert len(claimed) == 4  # one for each format
-    wrong = WRONG[VERSION][2] if mode == "unified" else set()
+    ring = {"unified": 2, "unified-3x2": 3}.get(mode)
+    wrong = WRONG[VERSION][ring] if ring else set()
     for record in claimed:
         assert record.outcome == ("mismatch" if wrong else "pass"), record.id
         assert wrong_tensors(record) <= wrong, record.id
@@ -270,6 +298,7 @@ def test_the_suite_agrees_with_the_check_by_hand(mode):
 
 def test_ulysses_claims_heads_that_workers_can_divide_and_unified_an_even_number():
     claims = {mode: one.kv_heads_multiple for mode, one in diffusers_ring.BY_MODE.items()}
-    assert claims == {"ring": 1, "ulysses": "workers", "unified": 2}
-    assert diffusers_ring.BY_MODE["unified"].workers == (4,)
+    assert claims == {"ring": 1, "ulysses": "workers", "unified": 2, "unified-3x2": 2}
+    workers = {mode: diffusers_ring.BY_MODE[mode].workers for mode in ("unified", "unified-3x2")}
+    assert workers == {"unified": (4,), "unified-3x2": (6,)}
     assert "unequal-lengths" not in diffusers_ring.BY_MODE["ulysses"].features

@@ -63,6 +63,16 @@ GRADIENTS = {"dq", "dk", "dv"}
             {"0.39.0": GRADIENTS, "0.42.1": set()},
             marks=DIFFUSERS,
         ),
+        *(
+            pytest.param(
+                "diffusers_unified_direction",
+                words,
+                "diffusers",
+                {"0.42.1": wrong},
+                marks=DIFFUSERS,
+            )
+            for words, wrong in (((), {"dk", "dv"}), (("2",), set()))
+        ),
         pytest.param(
             "lucidrains_dkv",
             (),

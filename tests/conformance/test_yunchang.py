@@ -42,6 +42,19 @@ def test_by_hand_dq_of_the_ring_has_the_precision_of_bfloat16_for_float16_inputs
 
 @pytest.mark.yunchang
 @pytest.mark.slow
+def test_by_hand_at_the_sizes_of_the_noise_cases_the_ring_is_wrong_in_the_same_tensors():
+    """noise/full-contiguous-w2-fp16 and noise/window-contiguous-w4-bf16."""
+    found = by_hand("ring", "low", "fa", "float16", 2, "full", "noise")
+    assert found["dq"]["finer_than_bfloat16"] == 0 and min(found["dq"]["errors"]) > FP16
+    for name in ("o", "dk", "dv", "lse"):
+        assert found[name]["finer_than_bfloat16"] > 0, name
+        assert all(error <= FP16 for error in found[name]["errors"]), name
+    found = by_hand("ring", "low", "fa", "bfloat16", 4, "window", "noise")
+    assert all(max(one["errors"]) > 0.1 for one in found.values()), found
+
+
+@pytest.mark.yunchang
+@pytest.mark.slow
 def test_by_hand_causal_usp_is_right_only_if_neighbours_exchange_heads():
     for name, one in by_hand("usp", "low", "fa", "bfloat16", 4, "causal").items():
         assert all(error <= BF16 for error in one["errors"]), name

@@ -1,12 +1,13 @@
 """Rings on the kernel of FlashAttention 2 that PyTorch contains, by the stand-in 'flash_attn[cuda]', on all GPUs.
 
-    python3 tests/gpu/check_standin_ring.py --out DIR [--targets example zhuzilin-ring yunchang-usp]
+    python3 tests/gpu/check_standin_ring.py --out DIR [--targets example zhuzilin-ring yunchang-usp diffusers-ring]
         [--workers 1 2] [--profile core] [--without window]
 
 ``example`` is docs/conform/example_standin.py; the others are ready targets, whose packages must be installed, but not
-flash_attn. Every case of the profile that a target claims is judged, with each number of workers; no recipe is assumed,
-because those of the ready targets describe the stand-in that rounds once. ``--device cpu`` tries the same with the
-stand-in 'flash_attn'. Writes TARGET.jsonl, as ``ringspec check --report`` does; exit status 1 if a claimed case failed.
+flash_attn. Those of diffusers call PyTorch's kernel themselves, as diffusers' backend "_native_flash" does. Every case of
+the profile that a target claims is judged, with each number of workers; no recipe is assumed, because those of the ready
+targets describe the stand-in that rounds once. ``--device cpu`` tries the same with the stand-in 'flash_attn', and with
+'aten_flash' for diffusers. Writes TARGET.jsonl, as ``ringspec check --report`` does; exit status 1 if a claimed case failed.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from ringspec.conformance.report.records import FAILURES  # noqa: E402
 from ringspec.conformance.report.report import ReportWriter, make_header  # noqa: E402
 from ringspec.conformance.run.load import load_target  # noqa: E402
 from ringspec.conformance.run.suite import run  # noqa: E402
-from ringspec.conformance.targets import yunchang_usp, zhuzilin  # noqa: E402
+from ringspec.conformance.targets import diffusers_ring, yunchang_usp, zhuzilin  # noqa: E402
 
 EXAMPLE = ROOT / "docs" / "conform" / "example_standin.py"
 READY = {"zhuzilin": zhuzilin, "yunchang": yunchang_usp}
@@ -41,7 +42,10 @@ def named_target(name, device, workers, without):
         )
         return TorchTarget(f"{EXAMPLE}:attention", claims, name="example_standin", **chosen)
     package, variant = name.split("-", 1)
-    target = READY[package].target(variant, **chosen)
+    if package == "diffusers":
+        target = diffusers_ring.target(variant, "native-flash", device=device)
+    else:
+        target = READY[package].target(variant, **chosen)
     claims = target.capabilities
     fitting = {
         "workers": tuple(sorted({*claims.workers} & {*workers})),

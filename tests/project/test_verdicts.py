@@ -192,6 +192,25 @@ def test_a_failure_that_the_hand_check_does_not_cover_is_never_called_wrong(reco
 
 
 @pytest.mark.parametrize(
+    ("listed", "alarms", "unchecked"),
+    [
+        (["noise/a"], ["dk, all: an error"], 0),
+        (["noise/a"], [], 0),
+        (["noise/a"], ["dk, all: an error", "o, all: an error"], 1),
+        (["noise/b"], ["dk, all: an error"], 1),
+    ],
+)
+def test_a_noise_case_is_wrong_only_if_the_hand_check_repeats_it_and_no_other_tensor_is_noisy(
+    listed, alarms, unchecked
+):
+    noisy = dataclasses.replace(failing("noise/a"), noise={"alarms": alarms})
+    assert row(noisy, facts={"wrong": [FACT | {"noise": listed}]})["unchecked"] == unchecked
+    only_noisy = dataclasses.replace(noisy, findings=())
+    found = row(only_noisy, facts={"wrong": [FACT | {"noise": listed}]})
+    assert found["unchecked"] == (unchecked or not alarms)
+
+
+@pytest.mark.parametrize(
     ("fact", "masks", "explained"),
     [
         ({"masks": ["window"]}, ["window"], True),

@@ -1,12 +1,16 @@
 """The context parallelism of Hugging Face diffusers, in the installed version (0.39.0 or later).
 
-=====================  ===================================================================
-target                 ``ContextParallelConfig``
-=====================  ===================================================================
-``diffusers-ring``     ``ring_degree=W``
-``diffusers-ulysses``  ``ulysses_degree=W``: workers exchange heads for tokens
-``diffusers-unified``  ``ring_degree=2, ulysses_degree=2``, for W = 4
-=====================  ===================================================================
+=========================  ===============================================================
+target                     ``ContextParallelConfig``
+=========================  ===============================================================
+``diffusers-ring``         ``ring_degree=W``
+``diffusers-ulysses``      ``ulysses_degree=W``: workers exchange heads for tokens
+``diffusers-unified``      ``ring_degree=2, ulysses_degree=2``, for W = 4
+``diffusers-unified-3x2``  ``ring_degree=3, ulysses_degree=2``, for W = 6
+=========================  ===============================================================
+
+With ``kernel="native-flash"``, the same over the operator of PyTorch that diffusers' backend "_native_flash" calls: on a
+GPU with ``device="cuda"``, otherwise over the stand-in ``aten_flash``, in 16 bits.
 
 ``_templated_context_parallel_attention`` is called as diffusers calls it, unmodified, with its flash-attention
 operations. These operations call a forward and a
@@ -23,8 +27,9 @@ Results of 0.42.1: dk and dv are wrong for W >= 3. At step i, worker r computes 
 sends its dk and dv to worker r + 1, which computes next with the block of r + i + 2. With W = 2, both are the same
 block.
 
-The unified attention contains this ring with two workers: its gradients are wrong in 0.39.0 and right in 0.42.1.
-Nothing is wrong in Ulysses. Its backward pass takes the number of keys from dy, so unequal lengths are not claimed.
+The unified attention contains this ring. With two workers in it, its gradients are wrong in 0.39.0 and right in 0.42.1;
+with three, dk and dv are wrong in 0.42.1 as well. Nothing is wrong in Ulysses. Its backward pass takes the number of
+keys from dy, so unequal lengths are not claimed.
 
 There is no causal mask, and Hkv = H and Dv = D are required. The ring's configuration refuses one worker, but this
 target runs it with one worker as well. The gradients are then correct, which confirms the two replacement functions.
@@ -55,6 +60,11 @@ NAMES = (
     "_wrapped_flash_attn_backward",
     "_wrapped_flash_attn_forward",
 )
+# The forward and backward operations of diffusers, by the kernel that they call.
+OPERATIONS = {
+    "flash": ("_flash_attention_forward_op", "_flash_attention_backward_op"),
+    "native-flash": ("_native_flash_attention_forward_op", "_native_flash_attention_backward_op"),
+}
 # The dropout that diffusers passes to flash-attn to get the lse without dropout.
 NO_DROPOUT = 1e-30
 
@@ -77,6 +87,10 @@ ROUNDED_ONCE = {
     name: {"base": base, "p": "float32", "ds": "float32"}
     for name, base in (("bfloat16", "bf16"), ("float16", "fp16"))
 }
+# No recipe fits: a block of the ring has the tokens of two workers, and a recipe rounds for the block of each.
+UNIFIED = dataclasses.replace(
+    CLAIMS, circulations=("gather",), workers=(4,), kv_heads_multiple=2, recipe=None
+)
 BY_MODE = {
     "ring": CLAIMS,
     "ulysses": dataclasses.replace(
@@ -87,14 +101,17 @@ BY_MODE = {
         kv_heads_multiple="workers",
         recipe=ROUNDED_ONCE,
     ),
-    # No recipe fits: a block of the ring has the tokens of two workers, and a recipe rounds for the block of each.
-    "unified": dataclasses.replace(
-        CLAIMS, circulations=("gather",), workers=(4,), kv_heads_multiple=2, recipe=None
-    ),
+    "unified": UNIFIED,
+    "unified-3x2": dataclasses.replace(UNIFIED, workers=(6,)),
 }
-NOTES = (
+# The ring's degree is that of the remaining workers.
+ULYSSES_DEGREES = {"ring": 1, "unified": 2, "unified-3x2": 2}
+REPLACED = (
     "diffusers' code is unmodified; the two flash-attn CUDA kernels that it calls are replaced"
-    " by functions of ringspec that compute in float64 and round once",
+    " by functions of ringspec that compute in float64 and round once"
+)
+NATIVE = "diffusers' code is unmodified; it calls aten::_scaled_dot_product_flash_attention"
+NOTES = (
     f"known to run with {PACKAGE} {KNOWN}; the gradients of 0.39.0 are wrong"
     " (https://github.com/huggingface/diffusers/issues/14265), and dk and dv of 0.42.1 from 3 workers on",
 )
@@ -195,7 +212,9 @@ def dispatch() -> Any:
 
 
 @functools.cache
-def configuration(rank: int, workers: int, in_float32: bool, ulysses: int = 1) -> Any:
+def configuration(
+    rank: int, workers: int, in_float32: bool, ulysses: int = 1, device: Any = "cpu"
+) -> Any:
     """Make diffusers' parallel configuration on a mesh of this process group; ``ulysses``: its degree."""
     import torch
     from diffusers.models import _modeling_parallel as theirs
@@ -209,22 +228,32 @@ def configuration(rank: int, workers: int, in_float32: bool, ulysses: int = 1) -
     )
     context.ring_degree = ring
     parallel = theirs.ParallelConfig(context_parallel_config=context)
-    mesh = init_device_mesh("cpu", (ring, ulysses), mesh_dim_names=("ring", "ulysses"))
-    parallel.setup(rank, workers, torch.device("cpu"), mesh=mesh)
+    device = torch.device(device)
+    mesh = init_device_mesh(device.type, (ring, ulysses), mesh_dim_names=("ring", "ulysses"))
+    parallel.setup(rank, workers, device, mesh=mesh)
     return parallel
 
 
 def attention(
-    q: Any, k: Any, v: Any, *, group: Any, call: LocalCall, mode: str = "ring"
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    group: Any,
+    call: LocalCall,
+    mode: str = "ring",
+    kernel: str = "flash",
 ) -> tuple[Any, Any]:
     """Compute o [B, n, H, D] and lse [B, H, n] of one worker."""
     import torch
 
     module = dispatch()
-    operations = (module._flash_attention_forward_op, module._flash_attention_backward_op)
-    usual = {"ring": 1, "ulysses": call.workers, "unified": 2}[mode]
+    check_names(module, OPERATIONS[kernel], PACKAGE, KNOWN)
+    operations = tuple(getattr(module, name) for name in OPERATIONS[kernel])
+    usual = ULYSSES_DEGREES.get(mode, call.workers)
     degree = dict(call.mesh).get("ulysses", 1) if call.scheme else usual
-    parallel = configuration(call.rank, call.workers, q.dtype != torch.float64, degree)
+    in_float32 = q.dtype != torch.float64
+    parallel = configuration(call.rank, call.workers, in_float32, degree, q.device)
     if call.workers == 1:
         plain = (None, 0.0, False, call.scale, False, True)
         o, lse = module.TemplatedRingAttention.apply(q, k, v, *plain, *operations, parallel)
@@ -254,22 +283,41 @@ def diffusers_unified(**settings: Any) -> TorchTarget:
     return target("unified", **settings)
 
 
-def target(mode: str, **settings: Any) -> TorchTarget:
-    """Make the target of one of :data:`BY_MODE`.
+def diffusers_unified_3x2(**settings: Any) -> TorchTarget:
+    return target("unified-3x2", **settings)
+
+
+def claims(mode: str, kernel: str) -> Capabilities:
+    """Return what a target supports; ``kernel``: a key of OPERATIONS."""
+    if kernel == "flash":
+        return BY_MODE[mode]
+    # PyTorch's kernels take these head dimensions in 16 bits; no recipe was compared with them.
+    return dataclasses.replace(
+        BY_MODE[mode],
+        formats=("bfloat16", "float16"),
+        head_dims=tuple(range(8, 257, 8)),
+        recipe=None,
+    )
+
+
+def target(mode: str, kernel: str = "flash", **settings: Any) -> TorchTarget:
+    """Make the target of one of :data:`BY_MODE`; ``kernel``: a key of OPERATIONS.
 
     ``settings`` are passed to TorchTarget. Raises MissingPackageError if a package is missing or too old.
     """
     if "python" not in settings:
         require(("torch", PACKAGE), PACKAGE, FLOOR, COMMAND)
-    function = f"{__name__}:attention"
+    native = kernel == "native-flash"
     # The first call imports diffusers.
     chosen: dict[str, Any] = {"timeout": 180.0, **settings}
+    if native and chosen.get("device", "cpu") == "cpu":
+        chosen.setdefault("standins", ("aten_flash",))
     return TorchTarget(
-        function,
-        BY_MODE[mode],
-        name=f"diffusers_{mode}",
-        options={"mode": mode},
-        notes=NOTES,
+        f"{__name__}:attention",
+        claims(mode, kernel),
+        name=f"diffusers_{mode}".replace("-", "_"),
+        options={"mode": mode, "kernel": kernel},
+        notes=(NATIVE if native else REPLACED, *NOTES),
         packages=("torch", PACKAGE),
         **chosen,
     )
