@@ -8,8 +8,8 @@ Each arrangement (.ci/arrangements.py) is one pytest in a separate process, as m
 cores allow. In the end that process says what BLAS and NumPy used. An arrangement that this processor
 lacks is named and left out. Exit code 1 where a test failed or an arrangement was not in force.
 
-Chosen are all tests but those marked slow and those below, so a new file is in by itself. One arrangement leaves out
-less than the others.
+One arrangement runs all tests but those marked slow and those below, so a new file is in by itself. The others repeat a
+few files and folders.
 """
 
 import argparse
@@ -31,18 +31,30 @@ ROOT = Path(__file__).parents[1]
 CLOSING = 40  # lines of a log that are shown where a test failed
 # What no rounding reaches, or what another leg holds in every arrangement, and why.
 LEFT_OUT = {
-    "tests/cli/test_check.py": "the command line around judges; tests/conformance has the judges",
-    "tests/cli/test_vectors.py": "files of golden vectors",
+    "ringspec": "examples of docstrings, whose products are tiny",
+    "tests/bad_input": "what is refused",
+    "tests/cli": "the command line around what the other folders test",
+    "tests/conformance/test_author_examples.py": "what pages show",
+    "tests/conformance/test_badge.py": "files of reports",
+    "tests/conformance/test_calls.py": "which calls are made",
+    "tests/conformance/test_checked.py": "what is shown of a run",
+    "tests/conformance/test_cluster_page.py": "what a page shows",
     "tests/conformance/test_command.py": "programs behind pipes and how they go wrong",
+    "tests/conformance/test_coverage.py": "what a report lists as not tested",
+    "tests/conformance/test_declared.py": "what is declared",
+    "tests/conformance/test_diff.py": "files of reports",
+    "tests/conformance/test_expected.py": "which failures are expected",
+    "tests/conformance/test_kill_table.py": "files of a table",
     "tests/conformance/test_layout_cases.py": "integers",
     "tests/conformance/test_load.py": "targets found by name",
-    "tests/cli/test_output.py": "colours and tables of the command line",
     "tests/conformance/test_judges.py": "processes that judge, and how they end",
+    "tests/conformance/test_long_blocks.py": "larger blocks for the probes of test_probes.py",
     "tests/conformance/test_mutants.py": "known bugs, whose deviations are far above roundings",
     "tests/conformance/test_offline.py": "files that go to another machine and back",
     "tests/conformance/test_page.py": "pages of reports",
     "tests/conformance/test_report.py": "files of reports",
     "tests/conformance/test_reproduce.py": "files of reproducers",
+    "tests/conformance/test_reproducers.py": "files of reproducers",
     **{
         f"tests/conformance/test_readout_{name}.py": "more kinds of what test_readout.py and test_readout_blocks.py read"
         for name in (
@@ -67,7 +79,11 @@ LEFT_OUT = {
     "tests/nki_impl/test_faults_of_order.py": "faults that the simulator names",
     "tests/nki_impl/test_pytest_plugin.py": "the pytest plugin around the simulator",
     "tests/nki_impl/test_races.py": "races that the simulator names",
+    "tests/plan": "costs, which no product enters",
     "tests/project": "documents and the tree",
+    "tests/render/test_browse.py": "pages",
+    "tests/render/test_figures.py": "pictures",
+    "tests/render/test_verdicts_page.py": "pages",
     "tests/rings/test_documents.py": "integers",
     "tests/schemes/test_bad_input.py": "what is refused",
     "tests/schemes/test_broken_schemes.py": "what is refused",
@@ -76,46 +92,43 @@ LEFT_OUT = {
     "tests/spec/test_document_layouts.py": "integers",
     "tests/vectors": "golden vectors, which the leg vectors generates in every arrangement",
 }
-# Left out as well in all arrangements but one, the first kernel that this machine does not choose by itself, with one
-# thread: what is left (compare, fast, nki_impl, the tests of the specification) reaches every product.
-LEFT_OUT_ELSEWHERE = {
-    "ringspec": "examples of docstrings, whose products are tiny",
-    "tests/bad_input": "what is refused",
-    "tests/cli": "the command line",
-    "tests/compare/test_merge_noise.py": "predictions, which test_noise.py repeats",
-    "tests/conformance": "its judges are those of tests/compare, which is repeated",
-    "tests/correct_kernels": "kernels for these judges",
-    "tests/independent": "kernels for these judges",
-    "tests/nki_impl/test_bounds.py": "bounds instead of masks, whose products are those of test_ring_forward.py and test_ring_backward.py",
-    "tests/nki_impl/test_covering.py": "combinations of what test_ring_forward.py and test_ring_backward.py repeat one by one",
-    "tests/nki_impl/test_target.py": "these kernels in the judges' hands; the tests of the kernels are repeated",
-    "tests/merges/test_inferred_merges.py": "names of recipes, from errors that the tests beside it repeat",
-    "tests/interfaces": "names of arguments around the specification",
-    "tests/schemes": "their products are those of the specification's blocks, which are repeated",
-    "tests/ranks": "processes whose bits are compared with each other",
-}
-# Left out as well with two threads.
-LEFT_OUT_WITH_THREADS = {
-    "tests/compare": "statistics of errors; two threads divide the same products as in tests/fast and tests/spec",
-    "tests/nki_impl": "two threads divide the same products as in tests/fast and tests/compare",
-}
+# All that one arrangement runs: the first kernel that this machine does not choose by itself, with one thread. The others
+# repeat these, which reach every product and every elementary function.
+REPEATED = (
+    "tests/compare/test_bounds.py",
+    "tests/compare/test_noise.py",
+    "tests/compare/test_verdict.py",
+    "tests/fast",
+    "tests/nki_impl/test_isa_tensor.py",
+    "tests/nki_impl/test_ring_backward.py",
+    "tests/nki_impl/test_ring_forward.py",
+    "tests/nki_impl/test_tolerance.py",
+    "tests/rings",
+    "tests/spec",
+    "tests/truth",
+)
+# With two threads: these divide the same products as the rest.
+REPEATED_WITH_THREADS = ("tests/fast", "tests/rings", "tests/spec")
 
 
 def arguments_of(few: bool, threads: int, whole: bool, given: list[str]) -> list[str]:
-    """What pytest is called with; ``few``: without LEFT_OUT_ELSEWHERE.
+    """What pytest is called with; ``few``: only what is repeated in every arrangement.
 
     >>> arguments_of(False, 1, True, ["-k", "bits"])
     ['-q', '-n', '0', '-p', 'no:cacheprovider', '-k', 'bits']
+    >>> arguments_of(True, 2, False, [])[-3:]
+    ['tests/fast', 'tests/rings', 'tests/spec']
     """
-    left_out = LEFT_OUT | (LEFT_OUT_ELSEWHERE if few else {})
-    left_out |= LEFT_OUT_WITH_THREADS if threads > 1 else {}
-    paths_given = any((ROOT / one).exists() for one in given)
-    ignored = [] if whole or paths_given else [f"--ignore={path}" for path in left_out]
-    return ["-q", "-n", "0", "-p", "no:cacheprovider", *ignored, *given]
+    chosen = [f"--ignore={path}" for path in LEFT_OUT]
+    if few:
+        chosen += REPEATED_WITH_THREADS if threads > 1 else REPEATED
+    if whole or any((ROOT / one).exists() for one in given):
+        chosen = []
+    return ["-q", "-n", "0", "-p", "no:cacheprovider", *chosen, *given]
 
 
 def most_tested(there: Iterable[Arrangement], own: set[str]) -> str:
-    """The arrangement that leaves out least: one thread, and a kernel not in ``own``, which this machine chooses by itself.
+    """The arrangement that runs most tests: one thread, and a kernel not in ``own``, which this machine chooses by itself.
 
     >>> there = [Arrangement(core, {}, core, 1) for core in ("Nehalem", "Haswell")]
     >>> most_tested(there, {"Haswell"}), most_tested(there, {"Nehalem"})
@@ -135,7 +148,7 @@ def child(report: str, arguments: list[str]) -> int:
 
 
 def run(one: Arrangement, folder: str, most: str, whole: bool, given: list[str]) -> list[str]:
-    """One arrangement; what is wrong with it. Says how it went. ``most``: the one that leaves out least."""
+    """One arrangement; what is wrong with it. Says how it went. ``most``: the one that runs most tests."""
     few = one.name != most
     arguments = arguments_of(few, one.threads, whole, given)
     report, started = Path(folder) / f"{one.name}.json", time.monotonic()

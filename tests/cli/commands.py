@@ -1,6 +1,5 @@
 """Calls of the command line, in this process and in one of its own."""
 
-import functools
 import json
 import os
 import subprocess
@@ -14,17 +13,10 @@ from click.testing import CliRunner
 import ringspec as rs
 from ringspec.cli import main
 from ringspec.cli.shared.inputs import drawn
-from ringspec.conformance.cases.profiles import run_cases
 
 SCHEMA = json.loads((Path(rs.__file__).parent / "cli" / "schema.json").read_text())
 NAMES = ("o", "lse", "dq", "dk", "dv")
 SMALL = ("--length", "24", "--workers", "3", "--head-dim", "4")
-
-
-@functools.cache
-def known_cases(profile):
-    """The cases of a profile, which take a second or more to make."""
-    return tuple(run_cases(profile))
 
 
 def call(*arguments, command="simulate"):

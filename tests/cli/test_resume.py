@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from cli.commands import known_cases
 from click.testing import CliRunner
 
 from ringspec.cli import main
@@ -38,7 +37,6 @@ ONLY = ("--only", "ring/*-causal-w2", "--only", "attention/plain")
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(check_run, "run_cases", lambda profile: list(known_cases(profile)))
     monkeypatch.setattr(check_run, "Diagnoser", lambda: None)  # names no bug: seconds
     (tmp_path / "mine.py").write_text(TARGETS)
     return tmp_path

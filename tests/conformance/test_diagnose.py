@@ -30,12 +30,10 @@ from ringspec.formats import store
 from ringspec.render.failures import failure
 
 RIGHT = REFERENCES["bf16"]
-SAMPLE = (
-    "stale-keys", "ring-direction", "dkv-not-home", "block-local-delta", "log2-lse", "positions-not-sharded",
-    "dy-ignored", "merge-averages",
-)  # fmt: skip
+SAMPLE = ("stale-keys", "dkv-not-home", "block-local-delta", "positions-not-sharded")
+# The tests below name ring-direction, log2-lse and a wrong merge once more, in other forms.
 MORE = (
-    "diagonal-inclusive", "half-of-diagonal", "scale-twice-in-dk", "delta-missing", "buffer-reuse",
+    "ring-direction", "log2-lse", "dy-ignored", "merge-averages", "diagonal-inclusive", "half-of-diagonal", "scale-twice-in-dk", "delta-missing", "buffer-reuse",
     "values-one-step-late", "lse-returned-in-base-2",
 )  # fmt: skip
 
@@ -128,11 +126,10 @@ def test_a_factor_is_not_told_as_a_block_where_the_block_is_all_of_the_result(na
 
 def test_a_run_says_what_most_of_its_diagnoses_say(cases):
     target = MutantTarget(MUTANTS["stale-keys"], "bf16")
-    some = ("ring/contiguous-causal", "ring/contiguous-w3")
-    chosen = [case for id, case in cases.items() if id.startswith(some)]
+    chosen = [cases[id] for id in ("ring/contiguous-causal-w4", "ring/contiguous-w3")]
     summary = run(target, chosen, diagnose=Diagnoser())
     found = most_likely(summary.records)
-    assert found["id"] == "stale-keys" and found["count"] >= 0.9 * found["of"] >= 4
+    assert found["id"] == "stale-keys" and found["count"] == found["of"] == 2
     assert found["links"][0].endswith("huggingface/diffusers/issues/14265")
     one = next(record for record in summary.records if record.diagnosis)
     assert read_record(case_line(one), "line").diagnosis == one.diagnosis
@@ -217,7 +214,7 @@ def test_what_is_spoilt_is_alike_but_an_empty_row_is_not():
 
 def test_rounding_is_named_by_its_errors_whatever_the_order_of_the_merge():
     """Results truncated, with parts normalised: the noise of lse is not the recipe's, and that of o is."""
-    call = noise_call("size", "bf16", 4, tokens=128, head_dim=16)
+    call = noise_call("size", "bf16", 4, tokens=64, head_dim=16)
     for id, expected in (("truncated-results", "truncated-results"), (None, None)):
         target = Disguised(id or "dtype-hard-coded", way=Way(normalised=True))
         outputs = outputs_of(target.run(call), call, target.capabilities)
@@ -266,9 +263,8 @@ def test_where_a_name_is_refuted_a_bug_that_is_possible_everywhere_takes_its_pla
     assert most_likely([*both, *known])["id"] is None
 
 
-@pytest.mark.parametrize("tile", [3, 5])
-def test_a_kernel_with_tiles_smaller_than_a_block_is_diagnosed(cases, tile):
-    recipe = {"bfloat16": {"base": "bf16", "tile_k": tile}}
+def test_a_kernel_with_tiles_smaller_than_a_block_is_diagnosed(cases):
+    recipe = {"bfloat16": {"base": "bf16", "tile_k": 3}}
     target = MutantTarget(MUTANTS["scale-twice-in-dk"], "bf16")
     target.capabilities = dataclasses.replace(target.capabilities, recipe=recipe)
     record = run_case(target, cases["ring/bias-of-keys-w3"], Diagnoser())

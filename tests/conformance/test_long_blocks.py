@@ -24,7 +24,7 @@ from ringspec.vectors.format.inputs import draw
 BY_ID = {case.id: case for case in long_block_cases()}
 LONG = Capabilities(tokens_multiple=BLOCK, head_dims=(128,), layouts=("contiguous", "zigzag"))
 ONE_EACH = (
-    "probe/pattern/long-causal-zigzag-w3-d128-bf16",
+    "probe/pattern/long-causal-zigzag-w2-d128-bf16",
     "probe/pattern/long-full-contiguous-w2-d64-f32",
     "probe/gradient-pattern/long-causal-contiguous-w2-d128-bf16",
     "probe/gradient-pattern/long-full-striped-w2-d128-f32",

@@ -284,10 +284,19 @@ def test_the_matrix_counts_passes_of_what_is_claimed():
 
 @pytest.mark.parametrize("options", [[], ["--html", "page.html"]], ids=["text", "page"])
 def test_jinja2_is_loaded_only_by_a_check_that_makes_a_page(tmp_path, options):
-    command = ["check", "reference", "--profile", "smoke", "--only", "attention/plain", *options]
+    command = [
+        "check",
+        "reference",
+        "--profile",
+        "smoke",
+        "--only",
+        "attention/plain",
+        "--timeout",
+        "0",
+    ]
     program = (
         "import sys; from ringspec.cli import main; "
-        f"main({command!r}, standalone_mode=False); print('jinja2' in sys.modules)"
+        f"main({command + options!r}, standalone_mode=False); print('jinja2' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(

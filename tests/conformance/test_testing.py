@@ -197,8 +197,16 @@ def with_parameters(bias_shape=None, recipe="bf16", **ring):
     return got, x | {"dlse": dlse, "recipe": recipe} | ring | options
 
 
-@pytest.mark.parametrize("layout", ["zigzag", RAGGED], ids=["zigzag", "ragged"])
-@pytest.mark.parametrize("shape", [None, *BIASES.values()], ids=str)
+# A ragged table has all that a regular one has, so a regular one is tried with few shapes.
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        (None, "zigzag"),
+        (BIASES["own rows"], "zigzag"),
+        *((shape, RAGGED) for shape in BIASES.values()),
+    ],
+    ids=lambda x: "ragged" if isinstance(x, np.ndarray) else str(x),
+)
 def test_gradients_of_sinks_and_bias_and_of_lse_are_compared(shape, layout):
     got, given = with_parameters(shape, "float32", workers=4, layout=layout)
     assert_ring_attention(got, **given)
@@ -211,8 +219,11 @@ def test_gradients_of_sinks_and_bias_and_of_lse_are_compared(shape, layout):
         assert_ring_attention(got, **given | {"dlse": None})
 
 
-@pytest.mark.parametrize("layout", ["striped", RAGGED], ids=["striped", "ragged"])
-@pytest.mark.parametrize("shape", BIASES.values(), ids=BIASES)
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [(BIASES["own rows"], "striped"), *((shape, RAGGED) for shape in BIASES.values())],
+    ids=lambda x: "ragged" if isinstance(x, np.ndarray) else str(x),
+)
 def test_dsinks_and_dbias_of_each_worker_are_its_own_share(shape, layout):
     got, given = with_parameters(shape, "float64", workers=4, layout=layout)
     problem = check(

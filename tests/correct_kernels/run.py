@@ -38,12 +38,13 @@ PROGRESS = 20  # cases between two lines on stderr
 
 @dataclass(frozen=True)
 class Work:
-    """One case for all members. ``seed`` of a noise case, None for a case of another profile."""
+    """One case for all members. ``seed`` and ``tokens`` of a noise case; no seed for a case of another profile."""
 
     profile: str
     index: int
     id: str
     seed: int | None
+    tokens: int = noise_cases.TOKENS
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def case_of(work: Work) -> RunCase:
     """The case itself, built where it is run."""
     if work.seed is None:
         return known_cases(work.profile)[work.index]
-    seeded = functools.partial(noise_cases.problem, seed=work.seed)
+    seeded = functools.partial(noise_cases.problem, seed=work.seed, tokens=work.tokens)
     with mock.patch.object(noise_cases, "problem", seeded):
         return list(noise_cases.cases())[work.index]
 

@@ -18,6 +18,7 @@ ALL = tuple(MEMBERS)
 SEEDS = 20
 NOISE = [case.id for case in noise_cases.cases()]
 SAMPLE = "noise/causal-zigzag-w4-fp16"
+FEW = 128  # tokens of the sample; its predictions then take a tenth of the time
 SAMPLED = ("carried-state", "normalised-p", "unrounded-delta")
 SMALL = (
     "attention/all-mask-terms",
@@ -39,8 +40,8 @@ def told(found):
     return [(alarm.member, alarm.case, alarm.seed, alarm.tests) for alarm in found.alarms]
 
 
-def noise(id, seed):
-    return run.Work("noise", NOISE.index(id), id, seed)
+def noise(id, seed, tokens=noise_cases.TOKENS):
+    return run.Work("noise", NOISE.index(id), id, seed, tokens)
 
 
 def core(ids=None):
@@ -72,7 +73,7 @@ def predicted_once():
 @pytest.fixture(scope="module")
 def sampled(predicted_once):
     """Some members in one noise case: the truth and its noise are computed once for all of them."""
-    return run.done(noise(SAMPLE, 0), SAMPLED, WAYS)
+    return run.done(noise(SAMPLE, 0, FEW), SAMPLED, WAYS)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -123,14 +124,14 @@ def test_a_state_carried_through_tiles_is_accepted_where_its_tile_is_not_declare
 
 @pytest.mark.parametrize("fault", ["block-o-16", pytest.param("delta-16", marks=pytest.mark.slow)])
 def test_what_p_is_relative_to_excuses_no_other_rounding(fault):
-    case = run.case_of(noise("noise/causal-contiguous-w4-bf16", 0))
+    case = run.case_of(noise("noise/causal-contiguous-w4-bf16", 0, FEW))
     with run.fast_judge():
         assert run_case(NumpyRing(fault, "bf16"), case).outcome == "mismatch"
 
 
 @pytest.mark.parametrize(("name", "found"), [("carried-state", "running"), ("normalised-p", "lse")])
 def test_what_p_is_relative_to_is_found_where_it_is_not_declared(predicted_once, name, found):
-    case = run.case_of(noise(SAMPLE, 0))
+    case = run.case_of(noise(SAMPLE, 0, FEW))
     assert run_case(run.member_target(name, "named"), case).noise["p_relative_to"] == found
 
 
@@ -142,7 +143,7 @@ def test_a_kernel_that_declares_another_reference_of_p_is_contradicted(
 ):
     wrong = dataclasses.replace(MEMBERS[name], declares={"p_relative_to": "block"})
     monkeypatch.setitem(MEMBERS, name, wrong)
-    record = run_case(run.member_target(name, "declared"), run.case_of(noise(SAMPLE, 0)))
+    record = run_case(run.member_target(name, "declared"), run.case_of(noise(SAMPLE, 0, FEW)))
     words = REFERENCES[{"carried-state": "running", "normalised-p": "lse"}[name]]
     assert record.outcome == "mismatch" and words in record.message
 
@@ -161,7 +162,7 @@ def too_large(monkeypatch):
 
 def test_a_wrong_member_is_accused_and_its_tests_are_listed(too_large):
     found = run.done(
-        noise("noise/full-contiguous-w2-fp16", 0), ("fresh-state",), ("undeclared", "named")
+        noise("noise/full-contiguous-w2-fp16", 0, FEW), ("fresh-state",), ("undeclared", "named")
     )
     assert [alarm.way for alarm in found.alarms] == ["undeclared", "named"]
     assert all(alarm.tests for alarm in found.alarms)
@@ -172,7 +173,7 @@ def test_an_undeclared_wrong_member_is_accused_where_some_rows_see_one_key(
     predicted_once, too_large
 ):
     """There it is 10^10 predicted standard deviations off, which is not the noise of the whole tensor."""
-    found = run.done(noise(SAMPLE, 0), ("fresh-state",), ("undeclared",))
+    found = run.done(noise(SAMPLE, 0, FEW), ("fresh-state",), ("undeclared",))
     assert [alarm.member for alarm in found.alarms] == ["fresh-state"]
 
 

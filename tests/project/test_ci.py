@@ -49,8 +49,8 @@ def test_the_tests_that_the_leg_floats_leaves_out_are_there_and_multiply_no_matr
     """tests/exact and tests/vectors are left out whole: the leg vectors generates their truth."""
     floats = helper("float_tests")
     assert not {"tests/compare", "tests/fast", "tests/nki_impl"} & set(floats.LEFT_OUT)
-    every = floats.LEFT_OUT | floats.LEFT_OUT_ELSEWHERE | floats.LEFT_OUT_WITH_THREADS
-    for name in every:
+    assert set(floats.REPEATED_WITH_THREADS) < set(floats.REPEATED)
+    for name in (*floats.LEFT_OUT, *floats.REPEATED):
         assert (root / name).exists(), name
     for name in floats.LEFT_OUT:
         if name.endswith(".py"):

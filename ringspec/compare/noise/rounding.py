@@ -33,8 +33,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from ringspec.compare.normal import below
 from ringspec.formats import format_of, round_to, unit_roundoff
 
 Array = NDArray[np.float64]
@@ -245,7 +245,7 @@ def between_neighbours(x: Array, t2: Array) -> tuple[Array, Array, Array]:
     distance, t = 0.5 - np.abs(nearest), np.sqrt(np.minimum(t2, SHARP) + own * own)
     sure = (t == 0) | ((t2 == 0) & (np.abs(distance) < own / 4))
     far = distance / np.where(t > 0, t, 1.0)
-    chance = np.where(sure, 0.0, special.ndtr(-far))
+    chance = np.where(sure, 0.0, below(-far))
     density = np.exp(-0.5 * far * far) / (math.sqrt(2 * math.pi) * np.where(t > 0, t, 1.0))
     kept = np.where(sure, 0.0, density)
     mean = nearest + chance * (other - nearest)

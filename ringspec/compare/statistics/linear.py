@@ -31,9 +31,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from ringspec.compare.noise.rounding import spacing
+from ringspec.compare.normal import outside
 from ringspec.compare.statistics.strata import Stratum, by_exponent, by_sign
 from ringspec.compare.statistics.types import (
     ROW_TENSORS,
@@ -94,7 +94,7 @@ def contrasts(
 
 def gaussian_tail(z: Array) -> Array:
     """Return P(|N(0, 1)| > z)."""
-    return special.erfc(np.abs(z) / math.sqrt(2.0))
+    return outside(z)
 
 
 def chernoff(z: Array) -> Array:

@@ -36,10 +36,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from ringspec.compare.noise.predict import Noise
 from ringspec.compare.noise.rounding import between_neighbours, spacing
+from ringspec.compare.normal import quantile
 from ringspec.compare.statistics.linear import RowVariances, contrasts, size_of, threshold
 from ringspec.compare.statistics.spread import correlation
 from ringspec.compare.statistics.types import RATE, Allowance, Array, Predicted
@@ -114,7 +114,7 @@ def reach_of(p: float, power: float, allowance: Allowance) -> float:
 
     ``p``: false-alarm rate of one test. ``power``: required probability of detection.
     """
-    return threshold(p) * allowance.high + float(special.ndtri(power))
+    return threshold(p) * allowance.high + quantile(power)
 
 
 def detectable(
@@ -216,7 +216,7 @@ def limits(
         if rounded and rounding is not None:
             moved = rounding.response(moved)
         allowed = allowance if widened is None else widened(moved)
-        reach = threshold(p) * allowed.high + float(special.ndtri(power)) * allowance.high
+        reach = threshold(p) * allowed.high + quantile(power) * allowance.high
         return margin * min((one.smallest(moved / size, reach) for one in sums), default=math.inf)
 
     def by_sums(pattern: Array, rounded: bool = True) -> float | None:
@@ -265,7 +265,7 @@ def smallest_share(
         return math.inf
     square = np.minimum((step[noisy] / sd[noisy]) ** 2, OF_ROUNDING)
     needed = mean_square_needed(name, noise, allowance, p, power)
-    mean, z = float(square.mean()), float(special.ndtri(power))
+    mean, z = float(square.mean()), quantile(power)
     spread = z * math.sqrt(float((square * square).mean()))
     root = (spread + math.sqrt(spread * spread + 4.0 * mean * square.size * needed)) / (2.0 * mean)
     return root * root / square.size
@@ -289,7 +289,7 @@ def mean_square_needed(
     square, norm = known.of(counts, n)
     x = math.log(1.0 / p)
     excess = 2.0 * math.sqrt(x * square) / n + 2.0 * x * norm / n
-    margin = float(special.ndtri(power)) * math.sqrt(2.0 * square) / n
+    margin = quantile(power) * math.sqrt(2.0 * square) / n
     return allowance.high**2 * (1.0 + excess + margin) - allowance.low**2
 
 

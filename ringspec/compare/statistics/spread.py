@@ -43,9 +43,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from ringspec.compare.noise.rounding import spacing
+from ringspec.compare.normal import below
 from ringspec.compare.statistics.linear import QUIET, chernoff, group_sums, size_of
 from ringspec.compare.statistics.strata import Stratum, by_exponent, by_sign
 from ringspec.compare.statistics.types import (
@@ -299,7 +299,7 @@ def growth(
         tensor,
         "workers " + ", ".join(str(w) for w, _, _ in records),
         z,
-        float(special.ndtr(-z)),
+        float(below(-z)),
         float(chernoff(np.asarray(beyond))),
         effect=slope / 2.0,
         count=int(sum(count for _, _, count in records)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from ringspec.conformance.cases import (
     edges,
     golden,
@@ -43,9 +45,15 @@ def run_cases(profile: str = "core") -> list[RunCase]:
         return list(sharp.cases())
     if profile in ("layouts", "schemes"):
         return layouts.cases() if profile == "layouts" else schemes.cases()
-    parts = () if profile == "noise" else (readout, probes, golden, properties, pairs, edges)
-    found = [case for part in parts for case in part.cases(profile)]
+    found = [] if profile == "noise" else list(_cases_of_parts(profile))
     return found if profile == "smoke" else [*found, *noise.cases()]
+
+
+@functools.cache
+def _cases_of_parts(profile: str) -> tuple[RunCase, ...]:
+    """Make the cases of a profile, without noise cases. A run asks for them twice, and making them takes a second."""
+    parts = (readout, probes, golden, properties, pairs, edges)
+    return tuple(case for part in parts for case in part.cases(profile))
 
 
 def cases_for(profile: str, claims: Capabilities) -> list[RunCase]:

@@ -33,6 +33,7 @@ LAYOUTS = ("contiguous", "striped", "zigzag", "zigzag_per_document", "table")
 PADDED_LAYOUTS = ("zigzag_padded", "contiguous_padded", "striped_padded")
 CIRCULATIONS = ("kv", "q", "gather")
 SCHEMES = ("ring", "double_ring", "all_gather", "ulysses", "usp", "joint", "pcp", "dcp")
+SCALARS = {float, int, bool, type(None)}  # of values that freeze leaves as they are
 INFINITIES = ("-inf", "inf")
 
 
@@ -232,10 +233,14 @@ def freeze(record: Any, *names: str) -> None:
 
 
 def frozen(x: Any) -> Any:
+    # The usual kinds first: a profile has half a million values.
+    kind = type(x)
+    if kind in SCALARS:
+        return x
     if isinstance(x, (list, tuple)):
-        if x and set(map(type, x)) <= {float, int, bool}:
-            return tuple(x)
-        return tuple(frozen(item) for item in x)
+        if SCALARS.issuperset(map(type, x)):
+            return x if kind is tuple else tuple(x)
+        return tuple([frozen(item) for item in x])
     if isinstance(x, dict):
         return {name: frozen(item) for name, item in x.items()}
     return float(x) if isinstance(x, str) and x in INFINITIES else x
