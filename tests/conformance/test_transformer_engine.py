@@ -16,6 +16,7 @@ import pytest
 
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.run.suite import run
+from ringspec.conformance.target.declared import declared_recipe
 from ringspec.conformance.target.protocol import Refused
 from ringspec.conformance.targets import transformer_engine_cp
 from ringspec.conformance.targets.transformer_engine_cp import VARIANTS, claims
@@ -163,6 +164,17 @@ def test_what_the_dispatcher_refuses_is_not_claimed(name):
         assert (said.layouts == ("contiguous",)) == (one.backend == "fa2")
     if one.form == "sbhd":
         assert one.backend == "fused" and said.axes == "SBHD"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_only_p2p_of_dense_tensors_declares_where_it_rounds(name):
+    one, said = VARIANTS[name], claims(name)
+    if one.mode != "p2p" or one.packed:
+        assert said.recipe is None
+        return
+    for inputs in ("bfloat16", "float16"):
+        found = declared_recipe(said.recipe, inputs)
+        assert (found.merge_recipe, found.carried_o, found.p) == ("te_p2p_2_20", inputs, "float32")
 
 
 @pytest.mark.torch

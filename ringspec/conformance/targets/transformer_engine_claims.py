@@ -13,6 +13,11 @@ __all__ = ["PAIR", "VARIANTS", "Variant", "claims"]
 
 PAIR = 2  # workers that exchange heads, with a2a+p2p
 MODES = {"p2p": "p2p", "all-gather": "all_gather", "a2a": "a2a", "a2a-p2p": "a2a+p2p"}
+# Where p2p of 2.20.2 rounds over the stand-ins, which keep P and dS in float64, if nothing is compiled (NVTE_TORCH_COMPILE=0).
+ROUNDINGS: dict[str, dict[str, str | int]] = {
+    name: {"base": base, "p": "float32", "ds": "float32", "merge_recipe": "te_p2p_2_20"}
+    for name, base in (("bfloat16", "bf16"), ("float16", "fp16"))
+}
 LAYOUTS = {"bshd": "zigzag", "sbhd": "zigzag", "thd": "zigzag_per_document"}
 
 
@@ -85,8 +90,8 @@ VARIANTS = variants()
 def claims(name: str) -> Capabilities:
     """Return what a target supports; ``name``: a key of VARIANTS.
 
-    No recipe is declared. TransformerEngine keeps o and the gradients in the input dtype after every step; the merge
-    recipes te_p2p and te_p2p_2_20 say so of o, and were not compared with these targets.
+    Only p2p of dense tensors declares a recipe: :data:`ROUNDINGS`. Packed documents have other merges (te_thd), a2a+p2p
+    has blocks of two workers' tokens, and the others do not merge.
     """
     one = VARIANTS[name]
     masks = ("causal", *(["window"] if one.windows else []), *(["documents"] if one.packed else []))
@@ -108,5 +113,6 @@ def claims(name: str) -> Capabilities:
         kv_heads_multiple=one.kv_heads_multiple,
         batch=(1,) if one.packed else None,
         lse="hidden",
+        recipe=ROUNDINGS if one.mode == "p2p" and not one.packed else None,
         axes="SBHD" if one.form == "sbhd" else "BSHD",
     )
