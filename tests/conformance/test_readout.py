@@ -17,6 +17,8 @@ from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.forward_search import explain_forward
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.model.backward import backward_pass
+from ringspec.conformance.readout.model.forward import forward_pass
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
 from ringspec.conformance.readout.problems import problems_for
@@ -124,13 +126,13 @@ def test_two_faults_are_both_told():
 def seen_of(reader, forward, backward):
     """What results of these faults would show."""
     model = reader.model
-    one = model.forward(composed(model.right, forward))
+    one = forward_pass(model, composed(model.right, forward))
     through = one.through
     delta = np.stack(
         [through[a, h, i].reshape(model.heads, model.workers, -1)[h, a, i]
          for a, h, i in np.ndindex(one.lse.shape)]
     ).reshape(one.lse.shape)  # fmt: skip
-    matrices = model.backward(composed(model.right, backward), one, one.lse, through)
+    matrices = backward_pass(model, composed(model.right, backward), one, one.lse, through)
     return Seen(one.weights, one.lse, delta, through, *matrices)
 
 

@@ -34,7 +34,16 @@ from ringspec.conformance.readout.matches import (
     changes,
     near,
 )
-from ringspec.conformance.readout.model import OF_DROP, Forward, Gradients, Shares
+from ringspec.conformance.readout.model.backward import (
+    Gradients,
+    backward_pass,
+    gradient_of_forward,
+    gradients_of_shares,
+)
+from ringspec.conformance.readout.model.forward import Forward, forward_pass
+from ringspec.conformance.readout.model.keeping import keep_backward
+from ringspec.conformance.readout.model.scores import OF_DROP
+from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.reader import Reader
 from ringspec.problem.model import Array, Booleans
@@ -74,7 +83,7 @@ def explain_backward(
     pass, or a pass that makes the same wrong choices as the forward pass. It may also use o and lse as they were
     before the forward pass stored them wrongly.
     """
-    forward = reader.model.forward(choices)
+    forward = forward_pass(reader.model, choices)
     returned = forward.lse if seen.lse is None else seen.lse, seen.through
     found = backward_from(reader, seen, choices, forward_is_whole, forward, *returned)
     if (
@@ -87,7 +96,7 @@ def explain_backward(
     before = choices.taking(STORED, reader.model.right)
     if all(x is reader.model.right[slot] for slot, x in before.of.items()):
         before = reader.model.right
-    kept = reader.model.forward(before)
+    kept = forward_pass(reader.model, before)
     other = backward_from(reader, seen, before, True, kept, kept.lse, kept.through)
     simpler = len(other.faults) < len(found.faults) or not found.whole
     if other.whole and not other.base and simpler:
@@ -113,17 +122,17 @@ def backward_from(
     saved = forward, lse, through
 
     def predict(base: Choices) -> Match:
-        return match_backward(reader, seen, model.backward(base, *saved))
+        return match_backward(reader, seen, backward_pass(model, base, *saved))
 
     def keep(base: Choices) -> None:
-        model.keep_backward(base, *saved)
+        keep_backward(model, base, *saved)
         reader.judged.clear()
         one = predict(base)
         reader.judged.update({name: (x, one) for name, x in one.ours.items()})
 
     bases = [("", model.right)]
     if choices is not model.right and forward_is_whole:
-        gradient = match_backward(reader, seen, model.gradient_of_forward(choices))
+        gradient = match_backward(reader, seen, gradient_of_forward(model, choices))
         if gradient.whole:
             return Explanation((), True, gradient, (), GRADIENT)
         bases.append((SAME, carried(model.right, choices)))
@@ -194,7 +203,7 @@ def backward_faults(
 ) -> Candidates:
     """Yield faults that may explain more, each with its match.
 
-    ``saved``: what the backward pass gets from the forward pass, as for :meth:`Model.backward`. ``choices`` and
+    ``saved``: what the backward pass gets from the forward pass, as for :func:`backward_pass`. ``choices`` and
     ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all that is still wrong.
 
     What a kind changes in one block does not depend on other blocks, unless it adds shares to
@@ -204,7 +213,7 @@ def backward_faults(
     kinds, places = reader.tried("backward")
 
     model = reader.model
-    here = model.shares(choices, *saved)
+    here = shares_of_pairs(model, choices, *saved)
     wrong = {name: not x.all() for name, x in match.equal.items()}
     for kind in itertools.takewhile(model.may_go_on, kinds):
         touched = [name for name in matrices(kind) if name in wrong]
@@ -296,8 +305,10 @@ def with_kind(
     reader: Reader, seen: Seen, saved: tuple[Forward, Array, Array], choices: Choices
 ) -> tuple[Shares, Match]:
     """Return the shares of the gradients with these choices, and the match."""
-    shares = reader.model.shares(choices, *saved)
-    return shares, match_backward(reader, seen, reader.model.gradients(choices, shares, *saved))
+    shares = shares_of_pairs(reader.model, choices, *saved)
+    return shares, match_backward(
+        reader, seen, gradients_of_shares(reader.model, choices, shares, *saved)
+    )
 
 
 def is_local(reader: Reader, kind: Kind, choices: Choices) -> bool:
@@ -384,5 +395,5 @@ def in_part(
         was if was is None or now is None or was is now else np.where(table, now, was)
         for was, now in zip(here, there, strict=True)
     ]
-    gradients = reader.model.gradients(applied, Shares._make(shares), *saved)
+    gradients = gradients_of_shares(reader.model, applied, Shares._make(shares), *saved)
     return match_backward(reader, seen, gradients)

@@ -13,7 +13,7 @@ import numpy as np
 from ringspec.conformance.readout.choices import Choices
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.matches import Explanation, Match
-from ringspec.conformance.readout.model import Model
+from ringspec.conformance.readout.model.ring import Model
 
 # How many sets of one fault, and of two faults, that do not explain everything are extended by another fault.
 KEPT = (10, 5)

@@ -6,6 +6,7 @@ A *row* [a, h, i] contains all pairs of one query in one head. The other terms a
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +38,11 @@ from ringspec.conformance.readout.matches import (
     ratio_steady,
 )
 from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
-from ringspec.conformance.readout.model import Forward
+from ringspec.conformance.readout.model.blocks import blocks
+from ringspec.conformance.readout.model.forward import Forward, forward_pass
+from ringspec.conformance.readout.model.keeping import keep
+from ringspec.conformance.readout.model.merging import weights_of_blocks
+from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import Place, Places
 from ringspec.conformance.readout.reader import Reader
@@ -89,12 +94,12 @@ def explain_forward(reader: Reader, seen: Seen) -> tuple[Explanation, Choices]:
     model = reader.model
 
     def predict(choices: Choices) -> Match:
-        return match_forward(reader, seen, model.forward(choices))
+        return match_forward(reader, seen, forward_pass(model, choices))
 
     reader.search_from(model.right)
     found = explain(
         model,
-        model.keep,
+        functools.partial(keep, model),
         predict,
         model.right,
         lambda choices, match, last: forward_faults(reader, seen, predict, choices, match, last),
@@ -125,7 +130,7 @@ def forward_faults(
         found: Match = reader.once("match", fault.kind, choices, predicted)
         return found
 
-    _, l, _, _ = reader.model.blocks(choices)
+    _, l, _, _ = blocks(reader.model, choices)
     nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
     shaped = np.asarray(np.all(match.alike["A"].all(axis=4) | nothing, axis=1))
     wrong = wrong_rows(reader, match)
@@ -180,7 +185,7 @@ def alike_everywhere(reader: Reader, kind: Kind, seen: Seen, choices: Choices) -
 
     def compute() -> Booleans:
         everywhere = Fault("forward", kind, reader.tried("forward")[1].blocks[0])
-        p = reader.model.blocks(everywhere.applied(choices))[3]
+        p = blocks(reader.model, everywhere.applied(choices))[3]
         return alike(seen.weights, p, reader.tolerance)
 
     found: Booleans = reader.once("alike", kind, choices, compute)
@@ -266,7 +271,7 @@ def read_pairs(
     if not (isinstance(times, float) and isinstance(count, float)):
         return None
     if times * count != 1.0 and seen.lse is not None:
-        s = reader.model.scores(choices)
+        s = scores_of_pairs(reader.model, choices)
         e = seen.weights * np.exp(seen.lse)[:, None, ..., None]
         once, other = np.exp(s), count * np.exp(times * s)
         fits = [near(e, x, x, 2 * reader.tolerance) & there & ours for x in (once, other)]
@@ -310,7 +315,7 @@ def merging_well(
     everywhere = reader.tried("forward")[1].blocks[0]
     c = Fault("forward", kind, everywhere).applied(choices)
     there = np.array([x.table[..., 0] for x in places])
-    p, weight, lse, keys = reader.model.weights_of_blocks(choices, c, there)
+    p, weight, lse, keys = weights_of_blocks(reader.model, choices, c, there)
     total = seen.weights.sum(axis=4)
     right = near(total, weight * p, np.abs(total), 4 * reader.tolerance).all(axis=2)
     better = np.asarray(right & ~match.equal["A"].all(axis=(1, 4)))

@@ -26,7 +26,7 @@ from ringspec.conformance.readout.matches import (
     ZERO,
     Match,
 )
-from ringspec.conformance.readout.model import Model
+from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.pairs import Pairs
 from ringspec.conformance.readout.places import (
     Amounts,
