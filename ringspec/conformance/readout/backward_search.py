@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterator
 from operator import is_
 
 import numpy as np
@@ -25,9 +26,10 @@ from ringspec.conformance.readout.effects import (
     matrices,
     names_of,
 )
-from ringspec.conformance.readout.fault_sets import Attempt, Candidates, explain
+from ringspec.conformance.readout.fault_sets import MOST_FAULTS, Attempt, Candidates, explain
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.matches import (
+    ZERO,
     Explanation,
     Match,
     alike,
@@ -46,12 +48,14 @@ from ringspec.conformance.readout.model.scores import OF_DROP
 from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.starts import starts_of
 from ringspec.problem.model import Array, Booleans
 
 # What a backward pass may compute instead of the gradient of attention.
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse as they are before this."
+MOST_STARTS = 4  # of a kind of evidence
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
 CARRIED = (
     *components("q"), *components("k"), *components("v"), "mask", "times", "cap", "count", "hidden_score",
@@ -65,6 +69,8 @@ def carried(right: Choices, forward: Choices) -> Choices:
     Keys of a wrong head are also those of the product for dq.
     """
     same = right.taking(CARRIED, forward)
+    if forward["k.head"] is right["k.head"]:
+        return same
     return Choices({**same.of, "dq_k.head": forward["k.head"]})
 
 
@@ -97,7 +103,8 @@ def explain_backward(
     if all(x is reader.model.right[slot] for slot, x in before.of.items()):
         before = reader.model.right
     kept = forward_pass(reader.model, before)
-    other = backward_from(reader, seen, before, True, kept, kept.lse, kept.through)
+    fewer = len(found.faults) - 1 if found.whole else MOST_FAULTS
+    other = backward_from(reader, seen, before, True, kept, kept.lse, kept.through, fewer)
     simpler = len(other.faults) < len(found.faults) or not found.whole
     if other.whole and not other.base and simpler:
         return dataclasses.replace(other, base=SAVED)
@@ -112,10 +119,12 @@ def backward_from(
     forward: Forward,
     lse: Array,
     through: Array,
+    most_faults: int = MOST_FAULTS,
 ) -> Explanation:
     """Explain the backward pass from given results of the forward pass.
 
-    ``lse`` has the axes [a, h, i], and ``through`` contains the products of each row of o with every dy.
+    ``lse`` has the axes [a, h, i], and ``through`` contains the products of each row of o with every dy. ``most_faults``:
+    the largest number of faults.
     """
     model = reader.model
 
@@ -135,9 +144,17 @@ def backward_from(
         gradient = match_backward(reader, seen, gradient_of_forward(model, choices))
         if gradient.whole:
             return Explanation((), True, gradient, (), GRADIENT)
-        bases.append((SAME, carried(model.right, choices)))
+        same = carried(model.right, choices)
+        if any(x is not model.right[slot] for slot, x in same.of.items()):
+            bases.append((SAME, same))
     found: list[tuple[Explanation, float]] = []
-    for number, (words, base) in enumerate(bases):
+    # Single faults are tried under every base before the longer search for several.
+    sizes = (1, most_faults) if len(bases) > 1 and most_faults > 1 else (most_faults,)
+    tried = [(size, number) for size in sizes for number in range(len(bases))]
+    for size, number in tried:
+        words, base = bases[number]
+        if size > 1 and any(one.whole for one, _ in found):
+            break
         reader.search_from(base)
         one = explain(
             model,
@@ -146,6 +163,8 @@ def backward_from(
             base,
             lambda now, match, last: backward_faults(reader, seen, saved, now, match, last),
             reader.part(1 / (len(bases) - number)),
+            lambda now, match: backward_starts(reader, seen, saved, now, match),
+            size,
         )
         one = Explanation(one.faults, one.whole, one.match, one.others, words)
         found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
@@ -193,6 +212,26 @@ def equal_sinks(reader: Reader, seen: Seen, ours: Array, p: Array) -> Booleans:
     return near(np.asarray(seen.dsinks), ours, np.maximum(np.abs(ours), size), reader.tolerance)
 
 
+def backward_starts(
+    reader: Reader,
+    seen: Seen,
+    saved: tuple[Forward, Array, Array],
+    choices: Choices,
+    match: Match,
+) -> Iterator[tuple[Fault, ...]]:
+    """Yield sets of faults that explain where a matrix is 0, then faults that explain one of several wrong matrices."""
+    for name, was, only in (
+        ("P", seen.p, ""), ("P", seen.p, KERNELS[1]), ("dS of dq", seen.ds_of_dq, KERNELS[0]),
+    ):  # fmt: skip
+        ours, there = (np.abs(np.asarray(x)) > ZERO for x in (match.ours[name], was))
+        yield from starts_of(reader, "backward", choices, ours, there, only)[:MOST_STARTS]
+    wrong = [name for name, x in match.equal.items() if not x.all()]
+    for name in wrong if len(wrong) > 1 else ():
+        found = backward_faults(reader, seen, saved, choices, match, True, name)
+        whole = [fault for fault, got in found if got.equal[name].all()]
+        yield from ((fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS])
+
+
 def backward_faults(
     reader: Reader,
     seen: Seen,
@@ -200,11 +239,13 @@ def backward_faults(
     choices: Choices,
     match: Match,
     last: bool,
+    alone: str = "",
 ) -> Candidates:
     """Yield faults that may explain more, each with its match.
 
     ``saved``: what the backward pass gets from the forward pass, as for :func:`backward_pass`. ``choices`` and
-    ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all that is still wrong.
+    ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all that is still wrong;
+    ``alone``: the one matrix in which they may explain it.
 
     What a kind changes in one block does not depend on other blocks, unless it adds shares to
     wrong rows. So one evaluation with the kind applied everywhere shows which pairs it explains. A share that is
@@ -219,10 +260,13 @@ def backward_faults(
         touched = [name for name in matrices(kind) if name in wrong]
         if not any(wrong[name] for name in touched):
             continue
-        if last and not all(name in touched for name in wrong if wrong[name]):
+        if last and not all(
+            name in touched for name in ([alone] if alone else wrong) if wrong[name]
+        ):
             continue
         if not kind.slots & PERHAPS and not all(wrong[name] for name in touched):
             continue
+        touched = [alone] if alone else touched
         everywhere = Fault("backward", kind, places.blocks[0])
         of_kind = functools.partial(with_kind, reader, seen, saved, everywhere.applied(choices))
         there, got = reader.once("kind", kind, choices, of_kind)

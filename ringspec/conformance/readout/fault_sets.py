@@ -6,7 +6,7 @@ each pair, and every fault changes some of them. A *chain* is a set of faults wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ MOST_FAULTS = 3
 Chain = tuple[tuple[Fault, ...], Match]
 Candidates = Iterator[tuple[Fault, Match]]
 Predict = Callable[[Choices], Match]
+Starts = Callable[[Choices, Match], Iterable[tuple[Fault, ...]]]
 Attempt = Callable[[Fault], Match]  # predicts what a fault gives, besides those found so far
 
 
@@ -38,6 +39,8 @@ def explain(
     base: Choices,
     proposed: Callable[[Choices, Match, bool], Candidates],
     evaluations: float,
+    starts: Starts | None = None,
+    most_faults: int = MOST_FAULTS,
 ) -> Explanation:
     """Return the smallest set of faults that explains everything, or no fault if none is found.
 
@@ -45,7 +48,8 @@ def explain(
     is not proved, and of the sets that were once told for known bugs none was true.
 
     The search ends when ``model`` has computed as many ``evaluations``. ``keep`` stores what similar choices have in
-    common, so that they are predicted faster. ``predict`` compares a prediction with what was read, and ``proposed``
+    common, so that they are predicted faster. ``starts`` yields sets of faults that explain a part, such as one matrix;
+    these are extended first. ``most_faults``: the largest size of a set. ``predict`` compares a prediction with what was read, and ``proposed``
     yields the faults to try. ``base`` are the choices without faults.
     """
     model.most = model.evaluations + evaluations
@@ -54,6 +58,9 @@ def explain(
     if plain.whole:
         return Explanation((), True, plain)
     beam: list[Chain] = [((), plain)]
+
+    def best(chain: Chain) -> tuple[float, float]:
+        return -chain[1].gain(plain), cost(chain)
 
     def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
         """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
@@ -75,17 +82,29 @@ def explain(
                 break
         return whole, tried
 
-    for depth in range(MOST_FAULTS):
+    started: list[Chain] = []
+    for depth in range(most_faults):
         # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
         whole, tried = extended(True)
-        if not whole and depth + 1 < MOST_FAULTS:
+        if not whole and depth == 0 and most_faults > 1 and starts is not None:
+            started = [(faults, predict(composed(base, faults))) for faults in starts(base, plain)]
+            whole = [chain for chain in started if chain[1].whole]
+            for size in sorted({len(faults) for faults, _ in started}) if not whole else ():
+                beam = varied(sorted((x for x in started if len(x[0]) == size), key=best), KEPT[0])
+                whole, _ = extended(True)
+                if whole:
+                    break
+            beam = [((), plain)]
+            keep(base)
+        if not whole and depth + 1 < most_faults:
             whole, tried = extended(False)
+            tried += [one for one in started if depth == 0 and len(one[0]) == 1]
         if whole:
             whole.sort(key=cost)
             return Explanation(whole[0][0], True, whole[0][1], tuple(x[0] for x in whole[1:]))
         if not tried:
             break
-        tried.sort(key=lambda x: (-x[1].gain(plain), cost(x)))
+        tried.sort(key=best)
         beam = varied(tried, KEPT[depth])
     return Explanation((), False, plain)
 

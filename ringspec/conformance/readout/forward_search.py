@@ -6,9 +6,10 @@ A *row* [a, h, i] contains all pairs of one query in one head. The other terms a
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,13 @@ from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import Place, Places
 from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.starts import starts_of
 from ringspec.problem.model import Array, Booleans
 
 FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
 Merging = tuple[Place, bytes | None]  # a place with the key of what a merge does there
+MOST_STARTS = 6  # of a kind of evidence
 OF_FORWARD = 2 / 3  # the share of the search in the forward pass, if a backward pass follows
 
 
@@ -104,8 +107,27 @@ def explain_forward(reader: Reader, seen: Seen) -> tuple[Explanation, Choices]:
         model.right,
         lambda choices, match, last: forward_faults(reader, seen, predict, choices, match, last),
         reader.part(1.0 if seen.p is None else OF_FORWARD),
+        lambda choices, match: forward_starts(reader, seen, choices, match),
     )
     return found, composed(model.right, found.faults)
+
+
+def forward_starts(
+    reader: Reader, seen: Seen, choices: Choices, match: Match
+) -> Iterator[tuple[Fault, ...]]:
+    """Yield sets of faults that explain where the weights are 0, then faults that explain o if lse is ignored."""
+    ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
+    yield from starts_of(reader, "forward", choices, ours, there)[:MOST_STARTS]
+    if seen.lse is None or match.equal["lse"].all() or match.equal["V"].all():
+        return
+    of_o = dataclasses.replace(seen, lse=None)
+
+    def predict(choices: Choices) -> Match:
+        return match_forward(reader, of_o, forward_pass(reader.model, choices))
+
+    found = forward_faults(reader, of_o, predict, choices, predict(choices), True)
+    whole = [fault for fault, got in found if got.whole]
+    yield from ((fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS])
 
 
 def forward_faults(
@@ -127,7 +149,9 @@ def forward_faults(
 
         if fault.place.words:
             return predicted()
-        found: Match = reader.once("match", fault.kind, choices, predicted)
+        found: Match = reader.once(
+            "o" if seen.lse is None else "match", fault.kind, choices, predicted
+        )
         return found
 
     _, l, _, _ = blocks(reader.model, choices)

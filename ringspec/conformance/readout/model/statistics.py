@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ringspec.conformance.readout.choices import DELTAS, LSES, Choices, components
@@ -42,9 +44,21 @@ def row_lse(
         "zero": np.zeros_like(saved), "delta": delta, "log l": saved - top, "last block": last, "first block": first,
         "so far": forward.running[..., None], "negative": -saved, "block's maximum": finite_shift(m)[..., None],
         "times scale": saved * model.geometry.scale, "divided by scale": saved / model.geometry.scale,
-        "without the sinks": forward.bare.reshape(-1)[at],
+        "without the sinks": forward.bare.reshape(-1)[at], "chunk": lse_of_chunks(model, s),
     }  # fmt: skip
     return chosen(c["lse"], LSES, of)
+
+
+def lse_of_chunks(model: Model, s: Array) -> Array:
+    """Return the lse over each chunk of a block's keys, [a, b, h, i, j]."""
+    m = finite_shift(of_chunks(model, s, np.max))
+    return log_of(m, of_chunks(model, np.exp(s - m), np.sum))
+
+
+def of_chunks(model: Model, x: Array, which: Callable[..., Array]) -> Array:
+    """Reduce [a, b, h, i, j] over each chunk of a block's keys, and repeat the result for all its keys."""
+    chunks = x.reshape(*x.shape[:4], -1, model.geometry.run)
+    return np.broadcast_to(which(chunks, axis=5, keepdims=True), chunks.shape).reshape(x.shape)
 
 
 def row_delta(
@@ -64,6 +78,7 @@ def row_delta(
         "lse": lse, "times l": saved * np.exp(forward.lse - finite_shift(forward.maximum))[:, None, ..., None],
         "times p": saved * mass, "first block": first, "last block": last,
         "block's own o": of_block[..., None], "block's p dp twice": saved + local,
+        "chunk": of_chunks(model, p * g, np.sum),
         "of the group": over_group(saved, model.group, 2) if saved.shape[4] == 1 else saved,
     }  # fmt: skip
     return chosen(c["delta"], DELTAS, of)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from ringspec.conformance.readout.choices import Tiles
@@ -14,7 +16,9 @@ from ringspec.spec.online_softmax import finite_shift
 
 def in_tiles(model: Model, s: Array, tiles: Tiles) -> State:
     """Return m, l [a, b, h, i] and p [a, b, h, i, j] of blocks if tiles of keys are merged wrongly within a block."""
-    parts = tiles.of(model.geometry)
+    if tiles.chunks:
+        return in_chunks(model, s, tiles)
+    parts = [keys for keys in tiles.of(model.geometry) if keys.start < s.shape[-1]]
     state = empty_state(s.shape[:-1], len(parts))
     p = np.zeros(s.shape)
     for u, keys in enumerate(parts):
@@ -25,6 +29,18 @@ def in_tiles(model: Model, s: Array, tiles: Tiles) -> State:
     return m, l, p
 
 
+def in_chunks(model: Model, s: Array, tiles: Tiles) -> State:
+    """Return the same if the tiles of each chunk are merged wrongly, and then the results of the chunks correctly."""
+    run, inside = model.geometry.run, dataclasses.replace(tiles, chunks=False)
+    starts = range(0, model.geometry.slots, run)
+    parts = [in_tiles(model, s[..., x : x + run], inside) for x in starts]
+    m = np.max([one[0] for one in parts], axis=0)
+    weights = [np.exp(one[0] - finite_shift(m)) * one[1] for one in parts]
+    l = np.sum(weights, axis=0)
+    each = [one[2] * (x / nonzero(l))[..., None] for one, x in zip(parts, weights, strict=True)]
+    return m, l, np.concatenate(each, axis=-1)
+
+
 def through_tiles(model: Model, s: Array, tiles: Tiles) -> State:
     """Return the final m and l [a, h, i] and the weights of pairs if the tiles of all blocks are merged wrongly."""
     every = [(t, keys) for t in range(model.workers) for keys in tiles.of(model.geometry, t)]
@@ -32,7 +48,8 @@ def through_tiles(model: Model, s: Array, tiles: Tiles) -> State:
     p = np.zeros(s.shape)
     for number, (t, keys) in enumerate(every):
         of_tile = s[model.rows, model.order[:, t]][..., keys]
-        found, state = tile_merged(model, of_tile, tiles.merge, state, number)
+        kind = "right" if tiles.last and t < model.workers - 1 else tiles.merge
+        found, state = tile_merged(model, of_tile, kind, state, number)
         p[model.rows, model.order[:, t], ..., keys] = found
     m, l, omega = state
     for number, (t, keys) in enumerate(every):
