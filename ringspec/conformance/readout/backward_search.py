@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import is_
 
 import numpy as np
@@ -48,7 +48,7 @@ from ringspec.conformance.readout.model.scores import OF_DROP
 from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.reader import Reader
-from ringspec.conformance.readout.starts import starts_of
+from ringspec.conformance.readout.starts import starts_of, without_idle_masks
 from ringspec.problem.model import Array, Booleans
 
 # What a backward pass may compute instead of the gradient of attention.
@@ -220,16 +220,22 @@ def backward_starts(
     match: Match,
 ) -> Iterator[tuple[Fault, ...]]:
     """Yield sets of faults that explain where a matrix is 0, then faults that explain one of several wrong matrices."""
-    for name, was, only in (
-        ("P", seen.p, ""), ("P", seen.p, KERNELS[1]), ("dS of dq", seen.ds_of_dq, KERNELS[0]),
-    ):  # fmt: skip
-        ours, there = (np.abs(np.asarray(x)) > ZERO for x in (match.ours[name], was))
+    for only, (ours, there) in zeros_of(seen, match).items():
         yield from starts_of(reader, "backward", choices, ours, there, only)[:MOST_STARTS]
     wrong = [name for name, x in match.equal.items() if not x.all()]
     for name in wrong if len(wrong) > 1 else ():
         found = backward_faults(reader, seen, saved, choices, match, True, name)
         whole = [fault for fault, got in found if got.equal[name].all()]
         yield from ((fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS])
+
+
+def zeros_of(seen: Seen, match: Match) -> dict[str, tuple[Booleans, Booleans]]:
+    """Return the pairs that are not 0, as predicted and as observed, in a matrix of both kernels ('') and of each."""
+    p, ds = (
+        (np.abs(match.ours[name]) > ZERO, np.abs(np.asarray(was)) > ZERO)
+        for name, was in (("P", seen.p), ("dS of dq", seen.ds_of_dq))
+    )
+    return {"": p, KERNELS[1]: p, KERNELS[0]: ds}
 
 
 def backward_faults(
@@ -256,17 +262,11 @@ def backward_faults(
     model = reader.model
     here = shares_of_pairs(model, choices, *saved)
     wrong = {name: not x.all() for name, x in match.equal.items()}
-    for kind in itertools.takewhile(model.may_go_on, kinds):
-        touched = [name for name in matrices(kind) if name in wrong]
-        if not any(wrong[name] for name in touched):
+    of_use = without_idle_masks(reader, "backward", kinds, choices, zeros_of(seen, match))
+    for kind in itertools.takewhile(model.may_go_on, of_use):
+        touched = of_interest(kind, wrong, last, alone)
+        if not touched:
             continue
-        if last and not all(
-            name in touched for name in ([alone] if alone else wrong) if wrong[name]
-        ):
-            continue
-        if not kind.slots & PERHAPS and not all(wrong[name] for name in touched):
-            continue
-        touched = [alone] if alone else touched
         everywhere = Fault("backward", kind, places.blocks[0])
         of_kind = functools.partial(with_kind, reader, seen, saved, everywhere.applied(choices))
         there, got = reader.once("kind", kind, choices, of_kind)
@@ -310,6 +310,22 @@ def backward_faults(
         pairs = np.asarray((every[0] > 0) & ~every[1] & right)
         if any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
             yield from reader.in_pairs("backward", kind, pairs, attempt)
+
+
+def of_interest(kind: Kind, wrong: Mapping[str, bool], last: bool, alone: str) -> list[str]:
+    """Return the matrices in which a kind is judged; none if it cannot help.
+
+    ``wrong``: which matrices are wrong. ``last`` and ``alone`` are as for :func:`backward_faults`.
+    """
+    touched = [name for name in matrices(kind) if name in wrong]
+    to_explain = [alone] if alone else [name for name in wrong if wrong[name]]
+    if not any(wrong[name] for name in touched):
+        return []
+    if last and not set(to_explain) <= set(touched):
+        return []
+    if not kind.slots & PERHAPS and not all(wrong[name] for name in touched):
+        return []
+    return [alone] if alone else touched
 
 
 def attempts(

@@ -47,7 +47,7 @@ from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import Place, Places
 from ringspec.conformance.readout.reader import Reader
-from ringspec.conformance.readout.starts import starts_of
+from ringspec.conformance.readout.starts import starts_of, without_idle_masks
 from ringspec.problem.model import Array, Booleans
 
 FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
@@ -120,6 +120,7 @@ def forward_starts(
     yield from starts_of(reader, "forward", choices, ours, there)[:MOST_STARTS]
     if seen.lse is None or match.equal["lse"].all() or match.equal["V"].all():
         return
+    yield from ((fault,) for fault in explaining_lse(reader, seen, choices)[:MOST_STARTS])
     of_o = dataclasses.replace(seen, lse=None)
 
     def predict(choices: Choices) -> Match:
@@ -128,6 +129,19 @@ def forward_starts(
     found = forward_faults(reader, of_o, predict, choices, predict(choices), True)
     whole = [fault for fault, got in found if got.whole]
     yield from ((fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS])
+
+
+def explaining_lse(reader: Reader, seen: Seen, choices: Choices) -> list[Fault]:
+    """Return the wrong merges and row sums that, made everywhere, explain lse, whatever the weights are."""
+    kinds, places = reader.tried("forward")
+    found = []
+    for kind in itertools.takewhile(reader.model.may_go_on, kinds):
+        if of_sums(kind) or kind.slots == {"merge"} or names_of(kind) <= OF_LSE:
+            fault = Fault("forward", kind, places.blocks[0])
+            match = match_forward(reader, seen, forward_pass(reader.model, fault.applied(choices)))
+            if match.equal["lse"].all():
+                found.append(fault)
+    return sorted(found, key=lambda fault: fault.cost)
 
 
 def forward_faults(
@@ -161,21 +175,16 @@ def forward_faults(
     misshapen = not match.alike["A"].all()
     ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
     alike_in: dict[int, bool] = {}
-    for kind in itertools.takewhile(reader.model.may_go_on, kinds):
+    of_use = without_idle_masks(reader, "forward", kinds, choices, {"": (ours, there)})
+    for kind in itertools.takewhile(reader.model.may_go_on, of_use):
         changes = kind.slots
-        if "tiles" in changes:
-            tiles: Any = dict(kind.changes)["tiles"]
-            if tiles.size not in alike_in:
-                alike_in[tiles.size] = tiles_alike(reader, tiles, seen.weights, match.ours["A"])
-            # Rows are compared in halves: a wrong merge of these leaves the halves right.
-            if not alike_in[tiles.size] or not (
-                misshapen or 2 * tiles.size == reader.geometry.slots
-            ):
-                continue
+        if "tiles" in changes and not tiles_of_use(reader, kind, seen, match, alike_in):
+            continue
         pairs = read_pairs(reader, kind, seen, choices, ours, there) if misshapen else None
         if pairs is not None:
             yield from reader.in_pairs("forward", kind, pairs, attempt)
-        if changes & {*OF_ALL, "o_to"} and "merge" not in changes:
+        of_moved = "merge" in changes and not reader.model.correct(choices, "v")
+        if of_moved or (changes & {*OF_ALL, "o_to"} and "merge" not in changes):
             one = Fault("forward", kind, places.blocks[0])
             yield one, attempt(one)
         elif kind.of_workers:
@@ -190,7 +199,7 @@ def forward_faults(
             yield from in_moved(reader, kind, places, attempt, match, seen)
         elif last and {"k.head", "v.head"} <= changes and rows_alone(reader, kind, choices):
             yield from in_whole_rows(reader, kind, places, attempt, match)
-        elif changes & OF_ROW_SUMS or of_padding(reader, kind):
+        elif changes & OF_ROW_SUMS or of_padding(reader, kind) or of_sums(kind):
             if not (last and (wrong & ~shaped).any()):
                 at = for_rows(reader, kind, seen, choices, match, l, shaped, last)
                 yield from by_blocks(reader, kind, at, choices, attempt, match, last)
@@ -237,7 +246,7 @@ def for_rows(
     if not able.any():
         return []
     computed = joining(reader, kind, l) if of_merge else l != 0
-    if of_padding(reader, kind):
+    if of_padding(reader, kind) or of_sums(kind):
         computed = np.broadcast_to(differing(reader, kind).any(axis=4), l.shape)
     # What dropout adds to the sums of some blocks may take the same from others of the row, which is then right.
     right = computed & ~wrong[:, None] & (not of_merge and "drop_l" not in kind.slots)
@@ -262,6 +271,23 @@ def of_padding(reader: Reader, kind: Kind) -> bool:
         return False
     at = differing(reader, kind) & reader.geometry.real[:, None, None, :, None]
     return bool(at.any() and not (at & reader.geometry.real_pairs).any())
+
+
+def tiles_of_use(
+    reader: Reader, kind: Kind, seen: Seen, match: Match, known: dict[int, bool]
+) -> bool:
+    """Return whether a wrong merge of tiles may help; ``known``: results of :func:`tiles_alike` by size of the tiles."""
+    tiles: Any = dict(kind.changes)["tiles"]
+    if tiles.size not in known:
+        known[tiles.size] = tiles_alike(reader, tiles, seen.weights, match.ours["A"])
+    # Rows are compared in halves: a wrong merge of these leaves the halves right.
+    halves = 2 * tiles.size == reader.geometry.slots
+    return known[tiles.size] and (halves or not match.alike["A"].all())
+
+
+def of_sums(kind: Kind) -> bool:
+    """Return whether a kind is a mask that is wrong only in the row sums."""
+    return kind.slots == {"mask", "value_mask"}
 
 
 def tiles_alike(reader: Reader, tiles: Tiles, seen: Array, ours: Array) -> bool:

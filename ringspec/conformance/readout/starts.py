@@ -10,12 +10,12 @@ pattern. The other terms are those of :mod:`ringspec.conformance.readout.reader`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import Choices
+from ringspec.conformance.readout.choices import Choices, components
 from ringspec.conformance.readout.effects import names_of
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.model.storing import landed
@@ -78,7 +78,8 @@ def changed_by(
         good, bad = wrong & (shown == there), ~wrong & (shown != there)
         if not good.any():
             continue
-        found = [place for _, place in places.fitting(good, bad, MOST_OF_A_KIND)]
+        parts = places.of_heads if kind.of_tiles else None
+        found = [place for _, place in places.fitting(good, bad, MOST_OF_A_KIND, parts=parts)]
         if (shown.all() or not shown.any()) and kind.slots & {"mask", "count"}:
             listed = pairs_listed(reader.geometry, widened(good, bad), places.blocks)
             found += [] if listed is None else [listed]
@@ -96,6 +97,38 @@ def shown_by(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
         return np.zeros((1, 1, 1, 1, 1), bool) if count.size == 1 and not count.any() else None
     number = int(np.asarray(changes.get("value_mask", changes.get("mask"))))
     return reader.model.masks[number] if number >= 0 else None
+
+
+def without_idle_masks(
+    reader: Reader,
+    phase: str,
+    kinds: Iterable[Kind],
+    choices: Choices,
+    zeros: Mapping[str, tuple[Booleans, Booleans]],
+) -> Iterator[Kind]:
+    """Yield the kinds without the masks that correct no zero, so that they explain nothing, without an evaluation.
+
+    ``zeros``: for each kernel, and '' for both, the patterns with these ``choices`` and as observed.
+    """
+    for kind in kinds:
+        if not moves_no_zero(reader, phase, kind, choices, *zeros[kind.only]):
+            yield kind
+
+
+def moves_no_zero(
+    reader: Reader, phase: str, kind: Kind, choices: Choices, ours: Booleans, there: Booleans
+) -> bool:
+    """Return whether a kind is a mask that corrects no zero of a matrix, so that it cannot explain anything.
+
+    ``ours`` and ``there``: the patterns with these ``choices``, and as observed.
+    """
+    if "mask" not in kind.slots or "value_mask" in kind.slots or reader.geometry.padding:
+        return False
+    right = reader.model.right
+    if any(choices[x] is not right[x] for name in MOVES[phase] for x in components(name)):
+        return False
+    shown = shown_by(reader, phase, kind)
+    return shown is not None and not ((ours != there) & (shown == there)).any()
 
 
 def moved_by(

@@ -96,6 +96,7 @@ def combined(readings: Sequence[Reading]) -> Told:
         sentences += [fault.told() for fault in best] or ([found.base] if found.base else [])
         alternatives += others
         same = [one for one in same if accounts(phase, best, one)]
+    sentences += of_another_problem(faults, [one for one in explained if one not in same])
     sentences += unexplained(left)
     return Told(
         tuple(faults),
@@ -106,6 +107,21 @@ def combined(readings: Sequence[Reading]) -> Told:
         next((fault.hint for fault in faults if fault.hint), ""),
         first.problem,
     )
+
+
+def of_another_problem(faults: Sequence[Named], others: Sequence[Reading]) -> list[str]:
+    """Say what is wrong in the first of the problems ``others``, which ``faults`` do not explain; only what is new."""
+    for one in others:
+        found = [
+            fault
+            for phase in ("forward", "backward")
+            if (part := getattr(one, phase)) is not None
+            for fault in best_of(phase, part, others)[0]
+        ]
+        new = [fault for fault in found if fault.name not in [x.name for x in faults]]
+        if new:
+            return [f"{one.problem}: {' '.join(fault.told() for fault in new)}"]
+    return []
 
 
 def best_of(

@@ -44,7 +44,9 @@ def blocks(model: Model, c: Choices) -> tuple[Array, Array, Array, Array]:
         p_of_v = for_values(model, c, p, m, l)
         if c["tiles"] and not c["tiles"].through:
             m, l, p = in_tiles(model, s, c["tiles"])
-            p_of_v = p
+            p_of_v = (
+                p if (c["value_mask"] < 0).all() else p * model.masks[int(c["value_mask"].max())]
+            )
         p_of_v = model.without_padding(p_of_v * drop_factors(model, c))
         if not model.correct(c, "result_of"):
             m, l, p, p_of_v = of_results(model, c, m, l, p, p_of_v)
