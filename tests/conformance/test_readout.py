@@ -16,7 +16,7 @@ from ringspec.conformance.readout.backward_search import explain_backward
 from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.forward_search import explain_forward
 from ringspec.conformance.readout.kinds import Fault
-from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.masks import masks_of, of_first_sizes
 from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
 from ringspec.conformance.readout.pairs import Seen
@@ -402,6 +402,8 @@ def test_a_fault_is_found_by_its_words_in_every_geometry(layout, window, circula
         every = kinds_of(here, phase, masks, False)
         for words in (kinds, every):
             assert len({kind.words for kind in words}) == len(words)
+        # A kind may name several sizes of tiles with the same effect here; the first is that of one kind.
+        kinds = [dataclasses.replace(x, words=of_first_sizes(x.words)) for x in kinds]
         assert {kind.words for kind in kinds} <= {kind.words for kind in every}
         places = block_places(here, phase, masks[0].pattern)
         places = [joined(x, part) for x in places for part in part_places(here)]

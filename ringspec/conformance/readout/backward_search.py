@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import is_
 
 import numpy as np
@@ -48,7 +48,7 @@ from ringspec.conformance.readout.model.scores import OF_DROP
 from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.reader import Reader
-from ringspec.conformance.readout.starts import starts_of, without_idle_masks
+from ringspec.conformance.readout.starts import Start, starts_of, without_idle_masks
 from ringspec.problem.model import Array, Booleans
 
 # What a backward pass may compute instead of the gradient of attention.
@@ -56,6 +56,7 @@ SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse as they are before this."
 MOST_STARTS = 4  # of a kind of evidence
+OF_COUNTS = {"dq_count", "dk_count", "dv_count", "dbias_count"}
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
 CARRIED = (
     *components("q"), *components("k"), *components("v"), "mask", "times", "cap", "count", "hidden_score",
@@ -218,15 +219,19 @@ def backward_starts(
     saved: tuple[Forward, Array, Array],
     choices: Choices,
     match: Match,
-) -> Iterator[tuple[Fault, ...]]:
+) -> Iterator[Sequence[Start]]:
     """Yield sets of faults that explain where a matrix is 0, then faults that explain one of several wrong matrices."""
-    for only, (ours, there) in zeros_of(seen, match).items():
-        yield from starts_of(reader, "backward", choices, ours, there, only)[:MOST_STARTS]
+    by_zeros = [
+        starts_of(reader, "backward", choices, ours, there, only)
+        for only, (ours, there) in zeros_of(seen, match).items()
+    ]
+    yield from ([one for one in starts if len(one) == 1][:MOST_STARTS] for starts in by_zeros)
     wrong = [name for name, x in match.equal.items() if not x.all()]
     for name in wrong if len(wrong) > 1 else ():
         found = backward_faults(reader, seen, saved, choices, match, True, name)
         whole = [fault for fault, got in found if got.equal[name].all()]
-        yield from ((fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS])
+        yield [(fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS]]
+    yield from ([one for one in starts if len(one) > 1][:MOST_STARTS] for starts in by_zeros)
 
 
 def zeros_of(seen: Seen, match: Match) -> dict[str, tuple[Booleans, Booleans]]:
@@ -268,6 +273,13 @@ def backward_faults(
         if not touched:
             continue
         everywhere = Fault("backward", kind, places.blocks[0])
+        if last and is_loss(kind) and not in_place(reader, choices):
+            # The results show shares elsewhere than in the blocks where they are lost.
+            lost = (Fault("backward", kind, place) for place in places.blocks)
+            yield from (
+                (fault, with_kind(reader, seen, saved, fault.applied(choices))[1]) for fault in lost
+            )
+            continue
         of_kind = functools.partial(with_kind, reader, seen, saved, everywhere.applied(choices))
         there, got = reader.once("kind", kind, choices, of_kind)
         attempt = kept_by_place(
@@ -310,6 +322,13 @@ def backward_faults(
         pairs = np.asarray((every[0] > 0) & ~every[1] & right)
         if any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
             yield from reader.in_pairs("backward", kind, pairs, attempt)
+
+
+def is_loss(kind: Kind) -> bool:
+    """Return whether a kind is the loss of shares of one or more gradients."""
+    return names_of(kind) <= OF_COUNTS and all(
+        isinstance(x, float) and x == 0.0 for _, x in kind.changes
+    )
 
 
 def of_interest(kind: Kind, wrong: Mapping[str, bool], last: bool, alone: str) -> list[str]:

@@ -22,7 +22,7 @@ MOST_FAULTS = 3
 Chain = tuple[tuple[Fault, ...], Match]
 Candidates = Iterator[tuple[Fault, Match]]
 Predict = Callable[[Choices], Match]
-Starts = Callable[[Choices, Match], Iterable[tuple[Fault, ...]]]
+Starts = Callable[[Choices, Match], Iterable[Sequence[tuple[Fault, ...]]]]
 Attempt = Callable[[Fault], Match]  # predicts what a fault gives, besides those found so far
 
 
@@ -48,7 +48,7 @@ def explain(
     is not proved, and of the sets that were once told for known bugs none was true.
 
     The search ends when ``model`` has computed as many ``evaluations``. ``keep`` stores what similar choices have in
-    common, so that they are predicted faster. ``starts`` yields sets of faults that explain a part, such as one matrix;
+    common, so that they are predicted faster. ``starts`` yields groups of sets of faults that explain a part, such as one matrix;
     these are extended first. ``most_faults``: the largest size of a set. ``predict`` compares a prediction with what was read, and ``proposed``
     yields the faults to try. ``base`` are the choices without faults.
     """
@@ -82,18 +82,30 @@ def explain(
                 break
         return whole, tried
 
+    def from_starts(starts: Starts) -> tuple[list[Chain], list[Chain]]:
+        """Return the sets that explain everything from the first group of starts that leads to some; then all starts."""
+        nonlocal beam
+        every: list[Chain] = []
+        for group in starts(base, plain):
+            found = [(faults, predict(composed(base, faults))) for faults in group]
+            every += found
+            whole = [chain for chain in found if chain[1].whole]
+            for size in sorted({len(faults) for faults, _ in found}) if not whole else ():
+                beam = varied(sorted((x for x in found if len(x[0]) == size), key=best), KEPT[0])
+                whole, _ = extended(True)
+                if whole:
+                    break
+            if whole or not model.may_go_on():
+                return whole, every
+            keep(base)
+        return [], every
+
     started: list[Chain] = []
     for depth in range(most_faults):
         # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
         whole, tried = extended(True)
         if not whole and depth == 0 and most_faults > 1 and starts is not None:
-            started = [(faults, predict(composed(base, faults))) for faults in starts(base, plain)]
-            whole = [chain for chain in started if chain[1].whole]
-            for size in sorted({len(faults) for faults, _ in started}) if not whole else ():
-                beam = varied(sorted((x for x in started if len(x[0]) == size), key=best), KEPT[0])
-                whole, _ = extended(True)
-                if whole:
-                    break
+            whole, started = from_starts(starts)
             beam = [((), plain)]
             keep(base)
         if not whole and depth + 1 < most_faults:

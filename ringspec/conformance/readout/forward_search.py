@@ -47,7 +47,7 @@ from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import Place, Places
 from ringspec.conformance.readout.reader import Reader
-from ringspec.conformance.readout.starts import starts_of, without_idle_masks
+from ringspec.conformance.readout.starts import Start, starts_of, without_idle_masks
 from ringspec.problem.model import Array, Booleans
 
 FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
@@ -114,13 +114,22 @@ def explain_forward(reader: Reader, seen: Seen) -> tuple[Explanation, Choices]:
 
 def forward_starts(
     reader: Reader, seen: Seen, choices: Choices, match: Match
-) -> Iterator[tuple[Fault, ...]]:
-    """Yield sets of faults that explain where the weights are 0, then faults that explain o if lse is ignored."""
+) -> Iterator[Sequence[Start]]:
+    """Yield faults that explain where the weights are 0, faults of o or lse alone, then sets of two for the zeros."""
     ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
-    yield from starts_of(reader, "forward", choices, ours, there)[:MOST_STARTS]
+    by_zeros = starts_of(reader, "forward", choices, ours, there)
+    yield [one for one in by_zeros if len(one) == 1][:MOST_STARTS]
+    yield from starts_of_o(reader, seen, choices, match)
+    yield [one for one in by_zeros if len(one) > 1][:MOST_STARTS]
+
+
+def starts_of_o(
+    reader: Reader, seen: Seen, choices: Choices, match: Match
+) -> Iterator[Sequence[Start]]:
+    """Yield the faults that explain lse alone, then those that explain o if lse is ignored; none if one of them is right."""
     if seen.lse is None or match.equal["lse"].all() or match.equal["V"].all():
         return
-    yield from ((fault,) for fault in explaining_lse(reader, seen, choices)[:MOST_STARTS])
+    yield [(fault,) for fault in explaining_lse(reader, seen, choices)[:MOST_STARTS]]
     of_o = dataclasses.replace(seen, lse=None)
 
     def predict(choices: Choices) -> Match:
@@ -128,7 +137,7 @@ def forward_starts(
 
     found = forward_faults(reader, of_o, predict, choices, predict(choices), True)
     whole = [fault for fault, got in found if got.whole]
-    yield from ((fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS])
+    yield [(fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS]]
 
 
 def explaining_lse(reader: Reader, seen: Seen, choices: Choices) -> list[Fault]:

@@ -26,6 +26,7 @@ from ringspec.problem.model import Booleans
 MOST_OF_A_KIND = 2  # places of a kind
 EXTENDED = 6  # starts that are extended by a second fault
 FEW_PLACES = 8  # sets of blocks in which shares are tried in wrong places
+OF_ZEROS = {"mask", "count", "value_mask", "dv_count"}  # choices by which pairs are 0 in A or P
 # Choices by which a share of a matrix lands in another row or column.
 MOVES = {"forward": {"v"}, "backward": {"dv_dy", "dv_to"}}
 
@@ -90,10 +91,10 @@ def changed_by(
 def shown_by(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
     """Return the pattern that a kind gives where it is made; None if it leaves the zeros where they are, or moves them."""
     changes: dict[str, Any] = dict(kind.changes)
-    if names_of(kind) & MOVES[phase] or not changes.keys() & {"mask", "count", "value_mask"}:
+    if names_of(kind) & MOVES[phase] or not changes.keys() & OF_ZEROS:
         return None
-    if "count" in changes:
-        count = np.asarray(changes["count"])
+    if changes.keys() & {"count", "dv_count"}:
+        count = np.asarray(changes["count" if "count" in changes else "dv_count"])
         return np.zeros((1, 1, 1, 1, 1), bool) if count.size == 1 and not count.any() else None
     number = int(np.asarray(changes.get("value_mask", changes.get("mask"))))
     return reader.model.masks[number] if number >= 0 else None

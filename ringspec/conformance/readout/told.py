@@ -111,7 +111,8 @@ def combined(readings: Sequence[Reading]) -> Told:
 
 def of_another_problem(faults: Sequence[Named], others: Sequence[Reading]) -> list[str]:
     """Say what is wrong in the first of the problems ``others``, which ``faults`` do not explain; only what is new."""
-    for one in others:
+    # Problems that were searched come first: the faults of the others may not show in them.
+    for one in sorted(others, key=lambda one: one.evaluations == 0):
         found = [
             fault
             for phase in ("forward", "backward")
@@ -120,7 +121,9 @@ def of_another_problem(faults: Sequence[Named], others: Sequence[Reading]) -> li
         ]
         new = [fault for fault in found if fault.name not in [x.name for x in faults]]
         if new:
-            return [f"{one.problem}: {' '.join(fault.told() for fault in new)}"]
+            base = one.backward.base if one.backward and new[0].phase == "forward" else ""
+            said = [fault.told() for fault in new] + ([base] if base else [])
+            return [f"{one.problem}: {' '.join(said)}"]
     return []
 
 
