@@ -140,12 +140,17 @@ PAIRS = {
     "forward": [
         (("", "the causal mask hides each query's own position (key < query)"), ("", "lse is in base 2")),
         (("", "the running o is not rescaled when the maximum rises (l is)"), ("in head 1", "all scores are 0")),
+        (("", "the row sums (not o) are made as if tiles of 5 queries and 3 keys that should be masked in part are not masked"),
+         ("", "between tiles of 3 keys within a block, the running o is not rescaled when the maximum rises (l is)")),
+        (("from step 1 on", "values are those of the previous step's visitor"),
+         ("", "the two weights are swapped in a merge of normalised o (lse is correct)")),
     ],
     "backward": [
         (("", "lse is multiplied by ln 2"), ("in step 1", "the share of dq is lost")),
         (("", "dk is added to that of key head h mod Hkv"), ("", "the product for dv takes dS in place of p")),
         (("", "delta is taken with the two halves of a block exchanged"), ("from step 1 on", "dq is negated")),
         (("", "dy is taken as in the layout striped"), ("", "dk and dv are exchanged")),
+        (("", "keys are those of the worker that computes"), ("in all but the last step", "the share of dq is lost")),
     ],
 }  # fmt: skip
 
@@ -224,6 +229,19 @@ def test_a_list_of_pairs_accounts_only_for_problems_with_the_same_list():
     assert same.explained == ("causal", "full")
     other = combined([listing("causal", "4-7"), listing("full", "0-7")])
     assert other.explained == ("causal",)
+
+
+def test_what_another_problem_shows_besides_the_told_faults_is_said():
+    def reading(problem, *kinds):
+        faults = tuple(Named("forward", kind, "", 1.0, "") for kind in kinds)
+        return Reading(problem, False, PassRead((faults,)), evaluations=1)
+
+    found = combined([reading("causal", "o is 0"), reading("zigzag", "o is 0", "lse is in base 2")])
+    assert found.explained == ("causal",)
+    assert found.sentences == (
+        "In the forward pass, o is 0.",
+        "zigzag: In the forward pass, lse is in base 2.",
+    )
 
 
 def test_a_fault_is_told_without_what_a_later_fault_changes_again():
