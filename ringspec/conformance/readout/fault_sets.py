@@ -90,11 +90,9 @@ def explain(
             found = [(faults, predict(composed(base, faults))) for faults in group]
             every += found
             whole = [chain for chain in found if chain[1].whole]
-            for size in sorted({len(faults) for faults, _ in found}) if not whole else ():
-                beam = varied(sorted((x for x in found if len(x[0]) == size), key=best), KEPT[0])
+            if not whole:  # a set of two waits until the search for another set of two has failed
+                beam = varied(sorted((x for x in found if len(x[0]) == 1), key=best), KEPT[0])
                 whole, _ = extended(True)
-                if whole:
-                    break
             if whole or not model.may_go_on():
                 return whole, every
             keep(base)
@@ -110,7 +108,7 @@ def explain(
             keep(base)
         if not whole and depth + 1 < most_faults:
             whole, tried = extended(False)
-            tried += [one for one in started if depth == 0 and len(one[0]) == 1]
+            tried += [one for one in started if len(one[0]) == depth + 1]
         if whole:
             whole.sort(key=cost)
             return Explanation(whole[0][0], True, whole[0][1], tuple(x[0] for x in whole[1:]))

@@ -192,7 +192,7 @@ def forward_faults(
         pairs = read_pairs(reader, kind, seen, choices, ours, there) if misshapen else None
         if pairs is not None:
             yield from reader.in_pairs("forward", kind, pairs, attempt)
-        of_moved = "merge" in changes and not reader.model.correct(choices, "v")
+        of_moved = changes & {"merge", "tiles"} and not reader.model.correct(choices, "v")
         if of_moved or (changes & {*OF_ALL, "o_to"} and "merge" not in changes):
             one = Fault("forward", kind, places.blocks[0])
             yield one, attempt(one)
