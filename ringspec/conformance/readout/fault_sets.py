@@ -18,6 +18,9 @@ from ringspec.conformance.readout.model.ring import Model
 # How many sets of one fault, and of two faults, that do not explain everything are extended by another fault.
 KEPT = (10, 5)
 MOST_FAULTS = 3
+# The cost up to which a set that is found from a start is told at once. A less simple set, such as two faults of one
+# kernel alone, is told only if the search for two faults finds no simpler one.
+SIMPLE = 3.0
 
 Chain = tuple[tuple[Fault, ...], Match]
 Candidates = Iterator[tuple[Fault, Match]]
@@ -82,8 +85,8 @@ def explain(
                 break
         return whole, tried
 
-    def from_starts(starts: Starts) -> tuple[list[Chain], list[Chain]]:
-        """Return the sets that explain everything from the first group of starts that leads to some; then all starts."""
+    def from_starts(starts: Starts) -> tuple[list[Chain], list[Chain], list[Chain]]:
+        """Return what explains everything from the first group of starts that leads to it: simple, or not; then all starts."""
         nonlocal beam
         every: list[Chain] = []
         for group in starts(base, plain):
@@ -94,21 +97,25 @@ def explain(
                 beam = varied(sorted((x for x in found if len(x[0]) == 1), key=best), KEPT[0])
                 whole, _ = extended(True)
             if whole or not model.may_go_on():
-                return whole, every
+                simple = any(cost(chain) <= SIMPLE for chain in whole)
+                return (whole, [], every) if simple else ([], whole, every)
             keep(base)
-        return [], every
+        return [], [], every
 
     started: list[Chain] = []
+    spare: list[Chain] = []
     for depth in range(most_faults):
         # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
         whole, tried = extended(True)
         if not whole and depth == 0 and most_faults > 1 and starts is not None:
-            whole, started = from_starts(starts)
+            whole, spare, started = from_starts(starts)
             beam = [((), plain)]
             keep(base)
         if not whole and depth + 1 < most_faults:
             whole, tried = extended(False)
             tried += [one for one in started if len(one[0]) == depth + 1]
+        if depth > 0 or not tried:
+            whole = [*whole, *spare]
         if whole:
             whole.sort(key=cost)
             return Explanation(whole[0][0], True, whole[0][1], tuple(x[0] for x in whole[1:]))

@@ -17,6 +17,7 @@ from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, R
 
 MOST_ALTERNATIVES = 2
 MOST_OTHERS = 2  # problems with further faults
+SIMPLE = 2.0  # the largest cost of such a fault: less simple ones may have another cause
 ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too
 # In a problem about batches, these words stand in place of the first ones.
 BATCHES = "/batches"  # in the id of a problem
@@ -123,7 +124,8 @@ def of_other_problems(faults: Sequence[Named], others: Sequence[Reading]) -> lis
             for fault in best_of(phase, part, others)[0]
         ]
         new = [fault for fault in found if fault.name not in known]
-        if new and len(sentences) < MOST_OTHERS:
+        simple = all(fault.cost <= SIMPLE for fault in new)
+        if new and simple and len(sentences) < MOST_OTHERS:
             base = one.backward.base if one.backward and new[0].phase == "forward" else ""
             said = [fault.told() for fault in new] + ([base] if base else [])
             sentences.append(f"{one.problem}: {' '.join(said)}")
