@@ -6,6 +6,7 @@ each pair, and every fault changes some of them. A *chain* is a set of faults wi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -62,8 +63,7 @@ def explain(
         return Explanation((), True, plain)
     beam: list[Chain] = [((), plain)]
 
-    def best(chain: Chain) -> tuple[float, float]:
-        return -chain[1].gain(plain), cost(chain)
+    best = functools.partial(by_gain, plain)
 
     def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
         """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
@@ -97,13 +97,11 @@ def explain(
                 beam = varied(sorted((x for x in found if len(x[0]) == 1), key=best), KEPT[0])
                 whole, _ = extended(True)
             if whole or not model.may_go_on():
-                simple = any(cost(chain) <= SIMPLE for chain in whole)
-                return (whole, [], every) if simple else ([], whole, every)
+                return (*simple_or_not(whole), every)
             keep(base)
         return [], [], every
 
-    started: list[Chain] = []
-    spare: list[Chain] = []
+    started = spare = list[Chain]()
     for depth in range(most_faults):
         # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
         whole, tried = extended(True)
@@ -117,13 +115,27 @@ def explain(
         if depth > 0 or not tried:
             whole = [*whole, *spare]
         if whole:
-            whole.sort(key=cost)
-            return Explanation(whole[0][0], True, whole[0][1], tuple(x[0] for x in whole[1:]))
+            return explanation_of(sorted(whole, key=cost))
         if not tried:
             break
         tried.sort(key=best)
         beam = varied(tried, KEPT[depth])
     return Explanation((), False, plain)
+
+
+def by_gain(plain: Match, chain: Chain) -> tuple[float, float]:
+    """Return a sort key: the sets that explain the most come first, and of these the simplest."""
+    return -chain[1].gain(plain), cost(chain)
+
+
+def simple_or_not(whole: list[Chain]) -> tuple[list[Chain], list[Chain]]:
+    """Return all sets first if one of them is simple, else second."""
+    return (whole, []) if any(cost(chain) <= SIMPLE for chain in whole) else ([], whole)
+
+
+def explanation_of(whole: Sequence[Chain]) -> Explanation:
+    (faults, match), *others = whole
+    return Explanation(faults, True, match, tuple(x[0] for x in others))
 
 
 def varied(tried: Sequence[Chain], most: int) -> list[Chain]:

@@ -227,11 +227,11 @@ def odd_tile_masks(right: Booleans, n: int, run: int) -> Iterator[Mask]:
         tile = f"tiles of {rows} queries and {keys} keys"
         size = (last_row - first_row)[:, None] * (last_key - first_key)
         words = f"{tile} that should be masked in part are not masked"
-        yield Mask(words, shown > 0, 2.2, True)
+        yield Mask(words, shown > 0, 2.6, True)
         words = f"{tile} that are masked in part are skipped"
-        yield Mask(words, shown == size, 2.2, True)
+        yield Mask(words, shown == size, 2.6, True)
         words = f"{tile} whose first query does not see their first key are skipped"
-        yield Mask(words, right & right[..., first_row[:, None], first_key], 2.2, True)
+        yield Mask(words, right & right[..., first_row[:, None], first_key], 2.6, True)
 
 
 def tile_sizes(n: int) -> list[tuple[int, int]]:
