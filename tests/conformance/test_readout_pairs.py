@@ -7,9 +7,10 @@ import pytest
 
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.geometry import Geometry, positions
-from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.masks import masks_of, of_first_sizes, with_more_sizes
 from ringspec.conformance.readout.places import PAIRS, block_places, pairs_listed, place_named
 from ringspec.conformance.readout.problems import Setting, problem_for
+from ringspec.conformance.readout.starts import widened
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result
@@ -111,6 +112,41 @@ def test_pairs_that_no_place_describes_are_read_from_the_results(faults, words):
     ]
     assert len(said) == 1 and words in said[0]
     assert PAIRS in said[0] or "scores" in words
+
+
+def test_zeros_show_one_fault_although_another_changes_every_weight():
+    def without_the_last_two_keys(causal, i, j):
+        return causal & (j % 8 < 6)
+
+    found = explain_target(
+        Dense(shown=without_the_last_two_keys, times=lambda causal, i, j: np.log(2))
+    )
+    assert len(found.told.explained) == found.wrong
+    said = " ".join(found.sentences)
+    assert "for the last 2 keys of a worker, the block is not computed" in said
+    assert "scores are multiplied by ln 2" in said
+
+
+def test_a_start_with_more_pairs_that_are_masked_anyway_is_simpler_to_describe():
+    causal = np.tri(4, dtype=bool)[None, None, None]
+    last_key = np.arange(4) == 3
+    lost = causal & last_key
+    found = widened(
+        np.broadcast_to(lost, (2, 2, 1, 4, 4)), np.broadcast_to(causal & ~last_key, (2, 2, 1, 4, 4))
+    )
+    assert np.array_equal(found, np.broadcast_to(last_key, found.shape))
+    exact = widened(lost, ~lost)
+    assert np.array_equal(exact, lost)
+
+
+def test_sizes_of_tiles_with_the_same_mask_are_named_together():
+    rule = "that are masked in part are skipped"
+    words = with_more_sizes(
+        f"tiles of 5 queries and 2 keys {rule}", f"tiles of 5 queries and 3 keys {rule}"
+    )
+    assert words == f"tiles of 5 queries and 2 or 3 keys {rule}"
+    assert of_first_sizes(words) == f"tiles of 5 queries and 2 keys {rule}"
+    assert with_more_sizes(words, "tiles of 5 queries and 4 keys are lost") == words
 
 
 def test_a_fault_in_the_p_of_dq_alone_is_told_as_such():

@@ -10,6 +10,9 @@ from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.readout import backward_search, forward_search
 from ringspec.conformance.readout.choices import OF_ALL
 from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.model.backward import backward_pass
+from ringspec.conformance.readout.model.forward import forward_pass
+from ringspec.conformance.readout.model.merging import weights_of_blocks
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import joined
 from ringspec.conformance.readout.problems import problems_for
@@ -37,12 +40,12 @@ def assert_same(one, other):
 
 def test_a_local_fault_of_the_backward_pass_gives_at_its_place_what_it_gives_everywhere():
     reader = Reader(first_problem().pairs, first_problem().tolerance)
-    right, shown = reader.model.right, reader.model.forward(reader.model.right)
+    right, shown = reader.model.right, forward_pass(reader.model, reader.model.right)
     saved = shown, shown.lse, shown.through
     kinds, places = reader.tried("backward")
     rng = np.random.default_rng(1)
-    tables = reader.model.backward(
-        Fault("backward", kinds[-1], places.blocks[3]).applied(right), *saved
+    tables = backward_pass(
+        reader.model, Fault("backward", kinds[-1], places.blocks[3]).applied(right), *saved
     )
     noise = [x if x is None else x * rng.choice([1.0, 1.1], x.shape) for x in tables]
     seen = Seen(shown.weights, shown.lse, np.ones(shown.lse.shape), shown.through, *noise)
@@ -70,7 +73,7 @@ def test_a_fault_in_some_rows_gives_in_them_what_it_gives_in_all(circulation):
     problem = problems_for(dataclasses.replace(claims, circulations=(circulation,)))[0][0]
     reader = Reader(problem.pairs, problem.tolerance)
     model, right = reader.model, reader.model.right
-    shown = model.forward(right)
+    shown = forward_pass(model, right)
     seen = Seen(shown.weights, shown.lse, shown.lse, shown.through)
     plain = forward_search.match_forward(reader, seen, shown)
     kinds, places = reader.tried("forward")
@@ -79,11 +82,11 @@ def test_a_fault_in_some_rows_gives_in_them_what_it_gives_in_all(circulation):
     with np.errstate(all="ignore"):
         for kind in kinds[::80]:
             everywhere = Fault("forward", kind, places.blocks[0]).applied(right)
-            applied = forward_search.match_forward(reader, seen, model.forward(everywhere))
+            applied = forward_search.match_forward(reader, seen, forward_pass(model, everywhere))
             for part in reader.workers.parts[1::9]:
                 rows = part.table[:, 0, :, :, 0]
                 one = Fault("forward", kind, part).applied(right)
-                computed = forward_search.match_forward(reader, seen, model.forward(one))
+                computed = forward_search.match_forward(reader, seen, forward_pass(model, one))
                 selected = forward_search.in_rows_of(reader, plain, applied, rows)
                 assert_same(selected, computed)
 
@@ -96,10 +99,10 @@ def test_places_with_the_same_key_have_the_same_forward_pass():
     equal = 0
     for kind in [x for x in kinds if x.slots == {"merge"}][:6]:
         everywhere = Fault("forward", kind, places.blocks[0]).applied(right)
-        keys = model.weights_of_blocks(right, everywhere, there)[3]
+        keys = weights_of_blocks(model, right, everywhere, there)[3]
         first = {}
         for place, key in zip(places.blocks, keys, strict=True):
-            now = model.forward(Fault("forward", kind, place).applied(right))
+            now = forward_pass(model, Fault("forward", kind, place).applied(right))
             known = first.setdefault(key, now)
             equal += known is not now
             for name in ("weights", "lse", "through"):

@@ -73,6 +73,8 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         both,
         1.1,
     )
+    if geometry.run < geometry.slots:
+        yield from chunk_kinds()
     for name, words in LSE_WORDS.items():
         yield Kind(words, (("lse", LSES.index(name)),))
     for name, words in DELTA_WORDS.items():
@@ -116,6 +118,15 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         for names in (("dq",), ("dk",), ("dv",), ("dk", "dv")):
             held = f"the accumulated {listing(names)} {'is' if len(names) == 1 else 'are'} {words} again in every later step"
             yield Kind(held, at_counts(names, factor**later), 1.2)
+
+
+def chunk_kinds() -> Iterator[Kind]:
+    """Yield the mistakes of statistics of one chunk of keys, where a kernel computes each chunk of a shard by itself."""
+    lse, delta = ("lse", LSES.index("chunk")), ("delta", DELTAS.index("chunk"))
+    yield Kind("p is computed with the lse of the chunk of keys alone", (lse,), 1.05)
+    yield Kind("delta is summed over only the keys of the chunk", (delta,), 1.05)
+    words = "p is computed with the lse of the chunk of keys alone, and delta is summed over only its keys"
+    yield Kind(words, (lse, delta), 1.15)
 
 
 def dlse_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from operator import is_
 
 import numpy as np
@@ -25,24 +26,37 @@ from ringspec.conformance.readout.effects import (
     matrices,
     names_of,
 )
-from ringspec.conformance.readout.fault_sets import Attempt, Candidates, explain
+from ringspec.conformance.readout.fault_sets import MOST_FAULTS, Attempt, Candidates, explain
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.matches import (
+    ZERO,
     Explanation,
     Match,
     alike,
     changes,
     near,
 )
-from ringspec.conformance.readout.model import OF_DROP, Forward, Gradients, Shares
+from ringspec.conformance.readout.model.backward import (
+    Gradients,
+    backward_pass,
+    gradient_of_forward,
+    gradients_of_shares,
+)
+from ringspec.conformance.readout.model.forward import Forward, forward_pass
+from ringspec.conformance.readout.model.keeping import keep_backward
+from ringspec.conformance.readout.model.scores import OF_DROP
+from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.starts import Start, starts_of, without_idle_masks
 from ringspec.problem.model import Array, Booleans
 
 # What a backward pass may compute instead of the gradient of attention.
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse as they are before this."
+MOST_STARTS = 4  # of a kind of evidence
+OF_COUNTS = {"dq_count", "dk_count", "dv_count", "dbias_count"}
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
 CARRIED = (
     *components("q"), *components("k"), *components("v"), "mask", "times", "cap", "count", "hidden_score",
@@ -56,6 +70,8 @@ def carried(right: Choices, forward: Choices) -> Choices:
     Keys of a wrong head are also those of the product for dq.
     """
     same = right.taking(CARRIED, forward)
+    if forward["k.head"] is right["k.head"]:
+        return same
     return Choices({**same.of, "dq_k.head": forward["k.head"]})
 
 
@@ -74,7 +90,7 @@ def explain_backward(
     pass, or a pass that makes the same wrong choices as the forward pass. It may also use o and lse as they were
     before the forward pass stored them wrongly.
     """
-    forward = reader.model.forward(choices)
+    forward = forward_pass(reader.model, choices)
     returned = forward.lse if seen.lse is None else seen.lse, seen.through
     found = backward_from(reader, seen, choices, forward_is_whole, forward, *returned)
     if (
@@ -87,8 +103,9 @@ def explain_backward(
     before = choices.taking(STORED, reader.model.right)
     if all(x is reader.model.right[slot] for slot, x in before.of.items()):
         before = reader.model.right
-    kept = reader.model.forward(before)
-    other = backward_from(reader, seen, before, True, kept, kept.lse, kept.through)
+    kept = forward_pass(reader.model, before)
+    fewer = len(found.faults) - 1 if found.whole else MOST_FAULTS
+    other = backward_from(reader, seen, before, True, kept, kept.lse, kept.through, fewer)
     simpler = len(other.faults) < len(found.faults) or not found.whole
     if other.whole and not other.base and simpler:
         return dataclasses.replace(other, base=SAVED)
@@ -103,32 +120,42 @@ def backward_from(
     forward: Forward,
     lse: Array,
     through: Array,
+    most_faults: int = MOST_FAULTS,
 ) -> Explanation:
     """Explain the backward pass from given results of the forward pass.
 
-    ``lse`` has the axes [a, h, i], and ``through`` contains the products of each row of o with every dy.
+    ``lse`` has the axes [a, h, i], and ``through`` contains the products of each row of o with every dy. ``most_faults``:
+    the largest number of faults.
     """
     model = reader.model
 
     saved = forward, lse, through
 
     def predict(base: Choices) -> Match:
-        return match_backward(reader, seen, model.backward(base, *saved))
+        return match_backward(reader, seen, backward_pass(model, base, *saved))
 
     def keep(base: Choices) -> None:
-        model.keep_backward(base, *saved)
+        keep_backward(model, base, *saved)
         reader.judged.clear()
         one = predict(base)
         reader.judged.update({name: (x, one) for name, x in one.ours.items()})
 
     bases = [("", model.right)]
     if choices is not model.right and forward_is_whole:
-        gradient = match_backward(reader, seen, model.gradient_of_forward(choices))
+        gradient = match_backward(reader, seen, gradient_of_forward(model, choices))
         if gradient.whole:
             return Explanation((), True, gradient, (), GRADIENT)
-        bases.append((SAME, carried(model.right, choices)))
+        same = carried(model.right, choices)
+        if any(x is not model.right[slot] for slot, x in same.of.items()):
+            bases.append((SAME, same))
     found: list[tuple[Explanation, float]] = []
-    for number, (words, base) in enumerate(bases):
+    # Single faults are tried under every base before the longer search for several.
+    sizes = (1, most_faults) if len(bases) > 1 and most_faults > 1 else (most_faults,)
+    tried = [(size, number) for size in sizes for number in range(len(bases))]
+    for size, number in tried:
+        words, base = bases[number]
+        if size > 1 and any(one.whole for one, _ in found):
+            break
         reader.search_from(base)
         one = explain(
             model,
@@ -137,6 +164,8 @@ def backward_from(
             base,
             lambda now, match, last: backward_faults(reader, seen, saved, now, match, last),
             reader.part(1 / (len(bases) - number)),
+            lambda now, match: backward_starts(reader, seen, saved, now, match),
+            size,
         )
         one = Explanation(one.faults, one.whole, one.match, one.others, words)
         found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
@@ -184,6 +213,36 @@ def equal_sinks(reader: Reader, seen: Seen, ours: Array, p: Array) -> Booleans:
     return near(np.asarray(seen.dsinks), ours, np.maximum(np.abs(ours), size), reader.tolerance)
 
 
+def backward_starts(
+    reader: Reader,
+    seen: Seen,
+    saved: tuple[Forward, Array, Array],
+    choices: Choices,
+    match: Match,
+) -> Iterator[Sequence[Start]]:
+    """Yield sets of faults that explain where a matrix is 0, then faults that explain one of several wrong matrices."""
+    by_zeros = [
+        starts_of(reader, "backward", choices, ours, there, only)
+        for only, (ours, there) in zeros_of(seen, match).items()
+    ]
+    yield from ([one for one in starts if len(one) == 1][:MOST_STARTS] for starts in by_zeros)
+    wrong = [name for name, x in match.equal.items() if not x.all()]
+    for name in wrong if len(wrong) > 1 else ():
+        found = backward_faults(reader, seen, saved, choices, match, True, name)
+        whole = [fault for fault, got in found if got.equal[name].all()]
+        yield [(fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS]]
+    yield from ([one for one in starts if len(one) > 1][:MOST_STARTS] for starts in by_zeros)
+
+
+def zeros_of(seen: Seen, match: Match) -> dict[str, tuple[Booleans, Booleans]]:
+    """Return the pairs that are not 0, as predicted and as observed, in a matrix of both kernels ('') and of each."""
+    p, ds = (
+        (np.abs(match.ours[name]) > ZERO, np.abs(np.asarray(was)) > ZERO)
+        for name, was in (("P", seen.p), ("dS of dq", seen.ds_of_dq))
+    )
+    return {"": p, KERNELS[1]: p, KERNELS[0]: ds}
+
+
 def backward_faults(
     reader: Reader,
     seen: Seen,
@@ -191,11 +250,13 @@ def backward_faults(
     choices: Choices,
     match: Match,
     last: bool,
+    alone: str = "",
 ) -> Candidates:
     """Yield faults that may explain more, each with its match.
 
-    ``saved``: what the backward pass gets from the forward pass, as for :meth:`Model.backward`. ``choices`` and
-    ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all that is still wrong.
+    ``saved``: what the backward pass gets from the forward pass, as for :func:`backward_pass`. ``choices`` and
+    ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all that is still wrong;
+    ``alone``: the one matrix in which they may explain it.
 
     What a kind changes in one block does not depend on other blocks, unless it adds shares to
     wrong rows. So one evaluation with the kind applied everywhere shows which pairs it explains. A share that is
@@ -204,17 +265,21 @@ def backward_faults(
     kinds, places = reader.tried("backward")
 
     model = reader.model
-    here = model.shares(choices, *saved)
+    here = shares_of_pairs(model, choices, *saved)
     wrong = {name: not x.all() for name, x in match.equal.items()}
-    for kind in itertools.takewhile(model.may_go_on, kinds):
-        touched = [name for name in matrices(kind) if name in wrong]
-        if not any(wrong[name] for name in touched):
-            continue
-        if last and not all(name in touched for name in wrong if wrong[name]):
-            continue
-        if not kind.slots & PERHAPS and not all(wrong[name] for name in touched):
+    of_use = without_idle_masks(reader, "backward", kinds, choices, zeros_of(seen, match))
+    for kind in itertools.takewhile(model.may_go_on, of_use):
+        touched = of_interest(kind, wrong, last, alone)
+        if not touched:
             continue
         everywhere = Fault("backward", kind, places.blocks[0])
+        if last and is_loss(kind) and not in_place(reader, choices):
+            # The results show shares elsewhere than in the blocks where they are lost.
+            lost = (Fault("backward", kind, place) for place in places.blocks)
+            yield from (
+                (fault, with_kind(reader, seen, saved, fault.applied(choices))[1]) for fault in lost
+            )
+            continue
         of_kind = functools.partial(with_kind, reader, seen, saved, everywhere.applied(choices))
         there, got = reader.once("kind", kind, choices, of_kind)
         attempt = kept_by_place(
@@ -259,6 +324,29 @@ def backward_faults(
             yield from reader.in_pairs("backward", kind, pairs, attempt)
 
 
+def is_loss(kind: Kind) -> bool:
+    """Return whether a kind is the loss of shares of one or more gradients."""
+    return names_of(kind) <= OF_COUNTS and all(
+        isinstance(x, float) and x == 0.0 for _, x in kind.changes
+    )
+
+
+def of_interest(kind: Kind, wrong: Mapping[str, bool], last: bool, alone: str) -> list[str]:
+    """Return the matrices in which a kind is judged; none if it cannot help.
+
+    ``wrong``: which matrices are wrong. ``last`` and ``alone`` are as for :func:`backward_faults`.
+    """
+    touched = [name for name in matrices(kind) if name in wrong]
+    to_explain = [alone] if alone else [name for name in wrong if wrong[name]]
+    if not any(wrong[name] for name in touched):
+        return []
+    if last and not set(to_explain) <= set(touched):
+        return []
+    if not kind.slots & PERHAPS and not all(wrong[name] for name in touched):
+        return []
+    return [alone] if alone else touched
+
+
 def attempts(
     reader: Reader,
     seen: Seen,
@@ -296,8 +384,10 @@ def with_kind(
     reader: Reader, seen: Seen, saved: tuple[Forward, Array, Array], choices: Choices
 ) -> tuple[Shares, Match]:
     """Return the shares of the gradients with these choices, and the match."""
-    shares = reader.model.shares(choices, *saved)
-    return shares, match_backward(reader, seen, reader.model.gradients(choices, shares, *saved))
+    shares = shares_of_pairs(reader.model, choices, *saved)
+    return shares, match_backward(
+        reader, seen, gradients_of_shares(reader.model, choices, shares, *saved)
+    )
 
 
 def is_local(reader: Reader, kind: Kind, choices: Choices) -> bool:
@@ -384,5 +474,5 @@ def in_part(
         was if was is None or now is None or was is now else np.where(table, now, was)
         for was, now in zip(here, there, strict=True)
     ]
-    gradients = reader.model.gradients(applied, Shares._make(shares), *saved)
+    gradients = gradients_of_shares(reader.model, applied, Shares._make(shares), *saved)
     return match_backward(reader, seen, gradients)

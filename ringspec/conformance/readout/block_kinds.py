@@ -34,7 +34,8 @@ def block_kinds(
     """Yield the mistakes that a block can have in either pass, such as a wrong mask or a factor on the scores."""
     for mask in masks if distinct else every_mask(geometry):
         if mask.words:
-            yield Kind(mask.words, (("mask", number_of(mask.pattern, masks)),), mask.cost)
+            changes = (("mask", number_of(mask.pattern, masks)),)
+            yield Kind(mask.words, changes, mask.cost, of_tiles=mask.of_tiles)
     if not geometry.sees_all:
         everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
         yield Kind("hidden pairs get the score 0, not -inf", (("hidden_score", 0.0),), 1.1)

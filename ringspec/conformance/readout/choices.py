@@ -53,11 +53,11 @@ LSES_GIVEN = (
 )  # fmt: skip
 LSES = (
     "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "first block", "so far",
-    "negative", "block's maximum", "delta", "times scale", "divided by scale", "without the sinks",
+    "negative", "block's maximum", "delta", "times scale", "divided by scale", "without the sinks", "chunk",
 )  # fmt: skip
 DELTAS = (
     "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",
-    "times l", "lse", "of the group",
+    "times l", "lse", "of the group", "chunk",
 )  # fmt: skip
 DS_FORMS = (
     "right",
@@ -94,13 +94,16 @@ class Tiles:
 
     ``merge``: the name of the mistake. ``through``: the tiles of all blocks are merged into one running state;
     otherwise each block begins with an empty state. ``own``: only the block of a worker with its own keys (step 0) is
-    divided.
+    divided. ``chunks``: each chunk of a block's keys begins with an empty state, and the results of the chunks are merged
+    correctly. ``last``: only the merges of the last step are wrong.
     """
 
     size: int
     merge: str
     through: bool
     own: bool = False
+    chunks: bool = False
+    last: bool = False
 
     def of(self, geometry: Geometry, step: int = 0) -> list[slice]:
         """Return the keys of each tile of a block, as slices."""

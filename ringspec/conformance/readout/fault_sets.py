@@ -6,22 +6,27 @@ each pair, and every fault changes some of them. A *chain* is a set of faults wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from ringspec.conformance.readout.choices import Choices
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.matches import Explanation, Match
-from ringspec.conformance.readout.model import Model
+from ringspec.conformance.readout.model.ring import Model
 
 # How many sets of one fault, and of two faults, that do not explain everything are extended by another fault.
 KEPT = (10, 5)
 MOST_FAULTS = 3
+# The cost up to which a set that is found from a start is told at once. A less simple set, such as two faults of one
+# kernel alone, is told only if the search for two faults finds no simpler one.
+SIMPLE = 3.0
 
 Chain = tuple[tuple[Fault, ...], Match]
 Candidates = Iterator[tuple[Fault, Match]]
 Predict = Callable[[Choices], Match]
+Starts = Callable[[Choices, Match], Iterable[Sequence[tuple[Fault, ...]]]]
 Attempt = Callable[[Fault], Match]  # predicts what a fault gives, besides those found so far
 
 
@@ -38,6 +43,8 @@ def explain(
     base: Choices,
     proposed: Callable[[Choices, Match, bool], Candidates],
     evaluations: float,
+    starts: Starts | None = None,
+    most_faults: int = MOST_FAULTS,
 ) -> Explanation:
     """Return the smallest set of faults that explains everything, or no fault if none is found.
 
@@ -45,7 +52,8 @@ def explain(
     is not proved, and of the sets that were once told for known bugs none was true.
 
     The search ends when ``model`` has computed as many ``evaluations``. ``keep`` stores what similar choices have in
-    common, so that they are predicted faster. ``predict`` compares a prediction with what was read, and ``proposed``
+    common, so that they are predicted faster. ``starts`` yields groups of sets of faults that explain a part, such as one matrix;
+    these are extended first. ``most_faults``: the largest size of a set. ``predict`` compares a prediction with what was read, and ``proposed``
     yields the faults to try. ``base`` are the choices without faults.
     """
     model.most = model.evaluations + evaluations
@@ -54,6 +62,8 @@ def explain(
     if plain.whole:
         return Explanation((), True, plain)
     beam: list[Chain] = [((), plain)]
+
+    best = functools.partial(by_gain, plain)
 
     def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
         """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
@@ -75,19 +85,57 @@ def explain(
                 break
         return whole, tried
 
-    for depth in range(MOST_FAULTS):
+    def from_starts(starts: Starts) -> tuple[list[Chain], list[Chain], list[Chain]]:
+        """Return what explains everything from the first group of starts that leads to it: simple, or not; then all starts."""
+        nonlocal beam
+        every: list[Chain] = []
+        for group in starts(base, plain):
+            found = [(faults, predict(composed(base, faults))) for faults in group]
+            every += found
+            whole = [chain for chain in found if chain[1].whole]
+            if not whole:  # a set of two waits until the search for another set of two has failed
+                beam = varied(sorted((x for x in found if len(x[0]) == 1), key=best), KEPT[0])
+                whole, _ = extended(True)
+            if whole or not model.may_go_on():
+                return (*simple_or_not(whole), every)
+            keep(base)
+        return [], [], every
+
+    started = spare = list[Chain]()
+    for depth in range(most_faults):
         # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
         whole, tried = extended(True)
-        if not whole and depth + 1 < MOST_FAULTS:
+        if not whole and depth == 0 and most_faults > 1 and starts is not None:
+            whole, spare, started = from_starts(starts)
+            beam = [((), plain)]
+            keep(base)
+        if not whole and depth + 1 < most_faults:
             whole, tried = extended(False)
+            tried += [one for one in started if len(one[0]) == depth + 1]
+        if depth > 0 or not tried:
+            whole = [*whole, *spare]
         if whole:
-            whole.sort(key=cost)
-            return Explanation(whole[0][0], True, whole[0][1], tuple(x[0] for x in whole[1:]))
+            return explanation_of(sorted(whole, key=cost))
         if not tried:
             break
-        tried.sort(key=lambda x: (-x[1].gain(plain), cost(x)))
+        tried.sort(key=best)
         beam = varied(tried, KEPT[depth])
     return Explanation((), False, plain)
+
+
+def by_gain(plain: Match, chain: Chain) -> tuple[float, float]:
+    """Return a sort key: the sets that explain the most come first, and of these the simplest."""
+    return -chain[1].gain(plain), cost(chain)
+
+
+def simple_or_not(whole: list[Chain]) -> tuple[list[Chain], list[Chain]]:
+    """Return all sets first if one of them is simple, else second."""
+    return (whole, []) if any(cost(chain) <= SIMPLE for chain in whole) else ([], whole)
+
+
+def explanation_of(whole: Sequence[Chain]) -> Explanation:
+    (faults, match), *others = whole
+    return Explanation(faults, True, match, tuple(x[0] for x in others))
 
 
 def varied(tried: Sequence[Chain], most: int) -> list[Chain]:

@@ -141,7 +141,13 @@ def tile_kinds(geometry: Geometry) -> Iterator[Kind]:
             for through, where in ((False, "within a block"), (True, "of all blocks")):
                 words = f"between tiles of {size} keys {where}, {merges.WRONG[name]}"
                 yield Kind(words, (("tiles", Tiles(size, name, through)),), 1.2)
+                if geometry.run < geometry.slots and not through:
+                    words = f"between tiles of {size} keys within a chunk, {merges.WRONG[name]}"
+                    yield Kind(words, (("tiles", Tiles(size, name, False, chunks=True)),), 1.2)
     if geometry.run < geometry.slots:
+        for name in ("lse not updated", "lse of block"):
+            words = f"in the last step, between the results of chunks of keys, {merges.WRONG[name]}"
+            yield Kind(words, (("tiles", Tiles(geometry.run, name, True, last=True)),), 1.2)
         for name, wrong in merges.WRONG.items():
             if name == merges.EMPTY:
                 continue

@@ -6,8 +6,10 @@ A *row* [a, h, i] contains all pairs of one query in one head. The other terms a
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,15 +39,21 @@ from ringspec.conformance.readout.matches import (
     ratio_steady,
 )
 from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
-from ringspec.conformance.readout.model import Forward
+from ringspec.conformance.readout.model.blocks import blocks
+from ringspec.conformance.readout.model.forward import Forward, forward_pass
+from ringspec.conformance.readout.model.keeping import keep
+from ringspec.conformance.readout.model.merging import weights_of_blocks
+from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import Place, Places
 from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.starts import Start, starts_of, without_idle_masks
 from ringspec.problem.model import Array, Booleans
 
 FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
 FEW = 6  # how many sets of blocks are tried for a rare kind of fault
 Merging = tuple[Place, bytes | None]  # a place with the key of what a merge does there
+MOST_STARTS = 6  # of a kind of evidence
 OF_FORWARD = 2 / 3  # the share of the search in the forward pass, if a backward pass follows
 
 
@@ -89,18 +97,60 @@ def explain_forward(reader: Reader, seen: Seen) -> tuple[Explanation, Choices]:
     model = reader.model
 
     def predict(choices: Choices) -> Match:
-        return match_forward(reader, seen, model.forward(choices))
+        return match_forward(reader, seen, forward_pass(model, choices))
 
     reader.search_from(model.right)
     found = explain(
         model,
-        model.keep,
+        functools.partial(keep, model),
         predict,
         model.right,
         lambda choices, match, last: forward_faults(reader, seen, predict, choices, match, last),
         reader.part(1.0 if seen.p is None else OF_FORWARD),
+        lambda choices, match: forward_starts(reader, seen, choices, match),
     )
     return found, composed(model.right, found.faults)
+
+
+def forward_starts(
+    reader: Reader, seen: Seen, choices: Choices, match: Match
+) -> Iterator[Sequence[Start]]:
+    """Yield faults that explain where the weights are 0, faults of o or lse alone, then sets of two for the zeros."""
+    ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
+    by_zeros = starts_of(reader, "forward", choices, ours, there)
+    yield [one for one in by_zeros if len(one) == 1][:MOST_STARTS]
+    yield from starts_of_o(reader, seen, choices, match)
+    yield [one for one in by_zeros if len(one) > 1][:MOST_STARTS]
+
+
+def starts_of_o(
+    reader: Reader, seen: Seen, choices: Choices, match: Match
+) -> Iterator[Sequence[Start]]:
+    """Yield the faults that explain lse alone, then those that explain o if lse is ignored; none if one of them is right."""
+    if seen.lse is None or match.equal["lse"].all() or match.equal["V"].all():
+        return
+    yield [(fault,) for fault in explaining_lse(reader, seen, choices)[:MOST_STARTS]]
+    of_o = dataclasses.replace(seen, lse=None)
+
+    def predict(choices: Choices) -> Match:
+        return match_forward(reader, of_o, forward_pass(reader.model, choices))
+
+    found = forward_faults(reader, of_o, predict, choices, predict(choices), True)
+    whole = [fault for fault, got in found if got.whole]
+    yield [(fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS]]
+
+
+def explaining_lse(reader: Reader, seen: Seen, choices: Choices) -> list[Fault]:
+    """Return the wrong merges and row sums that, made everywhere, explain lse, whatever the weights are."""
+    kinds, places = reader.tried("forward")
+    found = []
+    for kind in itertools.takewhile(reader.model.may_go_on, kinds):
+        if of_sums(kind) or kind.slots == {"merge"} or names_of(kind) <= OF_LSE:
+            fault = Fault("forward", kind, places.blocks[0])
+            match = match_forward(reader, seen, forward_pass(reader.model, fault.applied(choices)))
+            if match.equal["lse"].all():
+                found.append(fault)
+    return sorted(found, key=lambda fault: fault.cost)
 
 
 def forward_faults(
@@ -122,31 +172,28 @@ def forward_faults(
 
         if fault.place.words:
             return predicted()
-        found: Match = reader.once("match", fault.kind, choices, predicted)
+        found: Match = reader.once(
+            "o" if seen.lse is None else "match", fault.kind, choices, predicted
+        )
         return found
 
-    _, l, _, _ = reader.model.blocks(choices)
+    _, l, _, _ = blocks(reader.model, choices)
     nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
     shaped = np.asarray(np.all(match.alike["A"].all(axis=4) | nothing, axis=1))
     wrong = wrong_rows(reader, match)
     misshapen = not match.alike["A"].all()
     ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
     alike_in: dict[int, bool] = {}
-    for kind in itertools.takewhile(reader.model.may_go_on, kinds):
+    of_use = without_idle_masks(reader, "forward", kinds, choices, {"": (ours, there)})
+    for kind in itertools.takewhile(reader.model.may_go_on, of_use):
         changes = kind.slots
-        if "tiles" in changes:
-            tiles: Any = dict(kind.changes)["tiles"]
-            if tiles.size not in alike_in:
-                alike_in[tiles.size] = tiles_alike(reader, tiles, seen.weights, match.ours["A"])
-            # Rows are compared in halves: a wrong merge of these leaves the halves right.
-            if not alike_in[tiles.size] or not (
-                misshapen or 2 * tiles.size == reader.geometry.slots
-            ):
-                continue
+        if "tiles" in changes and not tiles_of_use(reader, kind, seen, match, alike_in):
+            continue
         pairs = read_pairs(reader, kind, seen, choices, ours, there) if misshapen else None
         if pairs is not None:
             yield from reader.in_pairs("forward", kind, pairs, attempt)
-        if changes & {*OF_ALL, "o_to"} and "merge" not in changes:
+        of_moved = changes & {"merge", "tiles"} and not reader.model.correct(choices, "v")
+        if of_moved or (changes & {*OF_ALL, "o_to"} and "merge" not in changes):
             one = Fault("forward", kind, places.blocks[0])
             yield one, attempt(one)
         elif kind.of_workers:
@@ -161,7 +208,7 @@ def forward_faults(
             yield from in_moved(reader, kind, places, attempt, match, seen)
         elif last and {"k.head", "v.head"} <= changes and rows_alone(reader, kind, choices):
             yield from in_whole_rows(reader, kind, places, attempt, match)
-        elif changes & OF_ROW_SUMS or of_padding(reader, kind):
+        elif changes & OF_ROW_SUMS or of_padding(reader, kind) or of_sums(kind):
             if not (last and (wrong & ~shaped).any()):
                 at = for_rows(reader, kind, seen, choices, match, l, shaped, last)
                 yield from by_blocks(reader, kind, at, choices, attempt, match, last)
@@ -180,7 +227,7 @@ def alike_everywhere(reader: Reader, kind: Kind, seen: Seen, choices: Choices) -
 
     def compute() -> Booleans:
         everywhere = Fault("forward", kind, reader.tried("forward")[1].blocks[0])
-        p = reader.model.blocks(everywhere.applied(choices))[3]
+        p = blocks(reader.model, everywhere.applied(choices))[3]
         return alike(seen.weights, p, reader.tolerance)
 
     found: Booleans = reader.once("alike", kind, choices, compute)
@@ -208,7 +255,7 @@ def for_rows(
     if not able.any():
         return []
     computed = joining(reader, kind, l) if of_merge else l != 0
-    if of_padding(reader, kind):
+    if of_padding(reader, kind) or of_sums(kind):
         computed = np.broadcast_to(differing(reader, kind).any(axis=4), l.shape)
     # What dropout adds to the sums of some blocks may take the same from others of the row, which is then right.
     right = computed & ~wrong[:, None] & (not of_merge and "drop_l" not in kind.slots)
@@ -233,6 +280,23 @@ def of_padding(reader: Reader, kind: Kind) -> bool:
         return False
     at = differing(reader, kind) & reader.geometry.real[:, None, None, :, None]
     return bool(at.any() and not (at & reader.geometry.real_pairs).any())
+
+
+def tiles_of_use(
+    reader: Reader, kind: Kind, seen: Seen, match: Match, known: dict[int, bool]
+) -> bool:
+    """Return whether a wrong merge of tiles may help; ``known``: results of :func:`tiles_alike` by size of the tiles."""
+    tiles: Any = dict(kind.changes)["tiles"]
+    if tiles.size not in known:
+        known[tiles.size] = tiles_alike(reader, tiles, seen.weights, match.ours["A"])
+    # Rows are compared in halves: a wrong merge of these leaves the halves right.
+    halves = 2 * tiles.size == reader.geometry.slots
+    return known[tiles.size] and (halves or not match.alike["A"].all())
+
+
+def of_sums(kind: Kind) -> bool:
+    """Return whether a kind is a mask that is wrong only in the row sums."""
+    return kind.slots == {"mask", "value_mask"}
 
 
 def tiles_alike(reader: Reader, tiles: Tiles, seen: Array, ours: Array) -> bool:
@@ -266,7 +330,7 @@ def read_pairs(
     if not (isinstance(times, float) and isinstance(count, float)):
         return None
     if times * count != 1.0 and seen.lse is not None:
-        s = reader.model.scores(choices)
+        s = scores_of_pairs(reader.model, choices)
         e = seen.weights * np.exp(seen.lse)[:, None, ..., None]
         once, other = np.exp(s), count * np.exp(times * s)
         fits = [near(e, x, x, 2 * reader.tolerance) & there & ours for x in (once, other)]
@@ -310,7 +374,7 @@ def merging_well(
     everywhere = reader.tried("forward")[1].blocks[0]
     c = Fault("forward", kind, everywhere).applied(choices)
     there = np.array([x.table[..., 0] for x in places])
-    p, weight, lse, keys = reader.model.weights_of_blocks(choices, c, there)
+    p, weight, lse, keys = weights_of_blocks(reader.model, choices, c, there)
     total = seen.weights.sum(axis=4)
     right = near(total, weight * p, np.abs(total), 4 * reader.tolerance).all(axis=2)
     better = np.asarray(right & ~match.equal["A"].all(axis=(1, 4)))

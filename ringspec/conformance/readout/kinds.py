@@ -23,7 +23,7 @@ class Kind:
 
     ``words`` complete 'In the forward pass, ...'. ``cost`` is lower for more usual mistakes. ``of_workers``: the choice
     is made for whole workers or their queries, not for blocks. ``only``: the one of KERNELS that makes the mistake;
-    '' if both do.
+    '' if both do. ``of_tiles``: the mistake is a rule about tiles, which says nothing of some queries or keys alone.
     """
 
     words: str
@@ -31,6 +31,7 @@ class Kind:
     cost: float = 1.0
     of_workers: bool = False
     only: str = ""
+    of_tiles: bool = False
 
     @property
     def slots(self) -> set[str]:

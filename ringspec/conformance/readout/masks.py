@@ -6,6 +6,9 @@ on a worker. A *block* [a, b] contains all pairs of two workers. A *tile* is a b
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,17 +18,24 @@ import numpy as np
 from ringspec.conformance.readout.geometry import Geometry, Window, believed, relations
 from ringspec.problem.model import Booleans, Integers
 
+OF_SIZES = re.compile(
+    r"tiles of (?P<rows>\d+( or \d+)*) queries and (?P<keys>\d+( or \d+)*) keys (?P<rule>.+)"
+)
+SEVERAL = re.compile(r"\b(\d+)(?: or \d+)+\b(?= queries| keys)")
+
 
 @dataclass(frozen=True)
 class Mask:
     """A pattern [a, b, 1, i, j] that is True for visible pairs, and ``words`` that describe the mistake.
 
     The correct pattern, and the one that hides every pair, have no words. ``cost`` is lower for more usual mistakes.
+    ``of_tiles``: the mistake is a rule about tiles.
     """
 
     words: str
     pattern: Booleans
     cost: float = 1.0
+    of_tiles: bool = False
 
     @cached_property
     def key(self) -> tuple[tuple[int, ...], bytes]:
@@ -37,9 +47,33 @@ def masks_of(geometry: Geometry) -> list[Mask]:
     """Return all masks, the correct one first; of masks with the same pattern, only the first is kept."""
     left: list[Mask] = []
     for mask in every_mask(geometry):
-        if number_of(mask.pattern, left) is None:
+        number = number_of(mask.pattern, left)
+        if number is None:
             left.append(mask)
+        elif mask.of_tiles:
+            words = with_more_sizes(left[number].words, mask.words)
+            left[number] = dataclasses.replace(left[number], words=words)
     return left
+
+
+def with_more_sizes(words: str, more: str) -> str:
+    """Return a rule about tiles with the sizes of another one added, as in 'tiles of 5 queries and 2 or 3 keys'.
+
+    ``words`` are returned as they are if ``more`` is not the same rule for other sizes.
+    """
+    ours, theirs = OF_SIZES.match(words), OF_SIZES.match(more)
+    if ours is None or theirs is None or ours["rule"] != theirs["rule"]:
+        return words
+    rows, keys = (
+        " or ".join(dict.fromkeys((*ours[side].split(" or "), theirs[side])))
+        for side in ("rows", "keys")
+    )
+    return f"tiles of {rows} queries and {keys} keys {ours['rule']}"
+
+
+def of_first_sizes(words: str) -> str:
+    """Return ``words`` with only the first of several sizes of tiles, as one mask has them."""
+    return SEVERAL.sub(r"\1", words)
 
 
 def number_of(pattern: Booleans, masks: Sequence[Mask]) -> int | None:
@@ -129,6 +163,7 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     if geometry.padding:
         yield from padding_masks(geometry, q, k)
     yield from tile_masks(right, n)
+    yield from odd_tile_masks(right, n, geometry.run)
     for name, table in believed(geometry).items():
         q_there = np.broadcast_to(table[:, None, :], (W, W, n))
         k_there = np.broadcast_to(table[None, :, :], (W, W, n))
@@ -159,15 +194,44 @@ def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
                 for k_end, key in ((0, "first"), (-1, "last")):
                     pair = tiles[:, :, :, :, q_end, :, k_end][:, :, :, :, None, :, None]
                     words = f"{tile} whose {query} query does not see their {key} key are skipped"
-                    yield Mask(words, (tiles & pair).reshape(right.shape), 1.1)
+                    yield Mask(words, (tiles & pair).reshape(right.shape), 1.1, True)
                     words = f"{tile} whose {query} query sees their {key} key are not masked"
-                    yield Mask(words, (tiles | pair).reshape(right.shape), 1.1)
+                    yield Mask(words, (tiles | pair).reshape(right.shape), 1.1, True)
         # A rule about tiles that are not square is given only if no list of pairs is as simple.
         cost = 1.1 if rows == keys else 2.2
         words = f"{tile} that are masked in part are skipped"
-        yield Mask(words, (tiles & whole).reshape(right.shape), cost)
+        yield Mask(words, (tiles & whole).reshape(right.shape), cost, True)
         words = f"{tile} that should be masked in part are not masked"
-        yield Mask(words, some.reshape(right.shape), cost)
+        yield Mask(words, some.reshape(right.shape), cost, True)
+
+
+def odd_tile_masks(right: Booleans, n: int, run: int) -> Iterator[Mask]:
+    """Yield the same masks for tiles of other sizes, which begin anew in each range of ``run`` slots."""
+    i = np.arange(n)
+    for rows, keys in itertools.product(range(2, run + 1), repeat=2):
+        if (rows, keys) in tile_sizes(n) and run == n:
+            continue
+        first_row, first_key = (i - i % run % x for x in (rows, keys))
+        last_row, last_key = (
+            np.minimum(x + size, x - x % run + run)
+            for x, size in ((first_row, rows), (first_key, keys))
+        )
+        # The number of visible pairs in a tile, from sums over all pairs before each corner.
+        total = np.pad(
+            right.astype(int).cumsum(axis=3).cumsum(axis=4), ((0, 0),) * 3 + ((1, 0),) * 2
+        )
+        shown = (
+            total[..., last_row[:, None], last_key] - total[..., first_row[:, None], last_key]
+            - total[..., last_row[:, None], first_key] + total[..., first_row[:, None], first_key]
+        )  # fmt: skip
+        tile = f"tiles of {rows} queries and {keys} keys"
+        size = (last_row - first_row)[:, None] * (last_key - first_key)
+        words = f"{tile} that should be masked in part are not masked"
+        yield Mask(words, shown > 0, 2.6, True)
+        words = f"{tile} that are masked in part are skipped"
+        yield Mask(words, shown == size, 2.6, True)
+        words = f"{tile} whose first query does not see their first key are skipped"
+        yield Mask(words, right & right[..., first_row[:, None], first_key], 2.6, True)
 
 
 def tile_sizes(n: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ import numpy as np
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Kind
 from ringspec.conformance.readout.masks import Mask, number_of
-from ringspec.conformance.readout.sources import Source, sources
+from ringspec.conformance.readout.sources import Source, first_tiles, sources
 
 
 def of_tables(
@@ -113,6 +113,10 @@ def operand_kinds(
 ) -> Iterator[Kind]:
     """Yield the mistakes of taking an input of a block from a wrong source."""
     operands = FORWARD_OPERANDS if phase == "forward" else BACKWARD_OPERANDS
+    for source in first_tiles(geometry) if phase == "backward" else ():
+        for operand in operands["q"]:
+            if operand.noun in ("lse", "delta", "lse and delta"):
+                yield operand.taken(source)
     for side in ("k", "q"):
         for source in sources(geometry, phase, side, distinct):
             for operand in operands[side]:

@@ -230,22 +230,29 @@ class Places:
         rows = [x.table[..., :1] for x in self.parts if x.table.shape[4] == 1]
         rows_of = [np.broadcast_to(x, (1, 1, H, n, 1)).ravel() for x in rows]
         self.of_rows = np.array(rows_of, np.float32).T
+        self.whole_rows = np.array([x.table.shape[4] == 1 for x in self.parts])
+        self.of_heads = np.array([x.table.shape[3:] == (1, 1) for x in self.parts])
         self.cost = np.add.outer([x.cost for x in self.blocks], [x.cost for x in self.parts])
 
     def fitting(
-        self, good: Amounts, bad: Amounts, most: int, loosely: bool = False, of_rows: bool = False
+        self,
+        good: Amounts,
+        bad: Amounts,
+        most: int,
+        loosely: bool = False,
+        parts: Booleans | None = None,
     ) -> Iterator[tuple[float, Place]]:
         """Yield the places that contain some of ``good`` and none of ``bad``, those with the most ``good`` first.
 
         ``good`` and ``bad`` [a, b, h, i, j] say how much each pair counts for and against a place. ``most`` is the
         largest number of places. ``loosely``: a fraction of the pairs may be bad, because numbers can be
-        equal by chance. ``of_rows``: consider only places of whole rows.
+        equal by chance. ``parts``: which of ``self.parts`` may limit the blocks; None for all.
         """
         shape = (self.of_blocks.shape[1], self.of_parts.shape[0])
         gain = self.of_blocks @ (good.reshape(shape).astype(np.float32) @ self.of_parts)
         harm = self.of_blocks @ (bad.reshape(shape).astype(np.float32) @ self.of_parts)
-        if of_rows:
-            gain = gain * [x.table.shape[4] == 1 for x in self.parts]
+        if parts is not None:
+            gain = gain * parts
         fits = np.argwhere((gain > 0) & (harm <= (CHANCE * gain if loosely else 0)))
         total, cost = (x[fits[:, 0], fits[:, 1]] for x in (gain - 2 * harm, self.cost))
         first = np.lexsort((cost, -total))[:most]

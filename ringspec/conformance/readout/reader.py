@@ -26,7 +26,7 @@ from ringspec.conformance.readout.matches import (
     ZERO,
     Match,
 )
-from ringspec.conformance.readout.model import Model
+from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.pairs import Pairs
 from ringspec.conformance.readout.places import (
     Amounts,
@@ -122,7 +122,9 @@ class Reader:
         ``loosely``: a place may contain a little of ``bad``. ``able``: whether a place may explain everything, if only
         such places are of use.
         """
-        fitting = places.fitting(good, bad, MOST_WHOLE, loosely, "result_of" in names_of(kind))
+        of_rows = "result_of" in names_of(kind)
+        parts = places.whole_rows if of_rows else places.of_heads if kind.of_tiles else None
+        fitting = places.fitting(good, bad, MOST_WHOLE, loosely, parts)
         gained, lost = (np.asarray(x, float).sum(axis=(2, 3, 4)) for x in (good, bad))
         blocks = np.asarray((gained > 0) & (lost <= (0.5 * gained if loosely else 0)))
         more = listed(blocks, places.blocks)

@@ -23,6 +23,8 @@ from ringspec.conformance.readout.forward_search import explain_forward
 from ringspec.conformance.readout.hints import hint_for
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.matches import Explanation, near
+from ringspec.conformance.readout.model.forward import forward_pass
+from ringspec.conformance.readout.model.scores import drop_factors, scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
@@ -233,14 +235,14 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
     """
     pairs, geometry = problem.pairs, problem.pairs.geometry
     model = Reader(pairs, problem.tolerance).model
-    forward = model.forward(model.right)
+    forward = forward_pass(model, model.right)
     inputs, dim = problem.inputs, problem.call.worker("q", 0).shape[3]
     q, k, v, dy = (np.abs(inputs[name]) for name in ("q", "k", "v", "dy"))
     k, v = (np.repeat(x, geometry.group, axis=1) for x in (k, v))
     weights, g = forward.weights, np.abs(model.of_heads("g"))
     delta = (weights * g).sum(axis=(1, 4))
-    p = np.exp(model.scores(model.right) - forward.lse[:, None, ..., None])
-    ds = p * (g * model.drop(model.right) + delta[:, None, ..., None])
+    p = np.exp(scores_of_pairs(model, model.right) - forward.lse[:, None, ..., None])
+    ds = p * (g * drop_factors(model, model.right) + delta[:, None, ..., None])
     if pairs.dlse is not None:
         ds = ds + p * np.abs(pairs.dlse)[:, None, ..., None]
     more: dict[str, Array] = {}

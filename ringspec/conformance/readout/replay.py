@@ -27,7 +27,19 @@ from ringspec.conformance.readout.geometry import Geometry, dealt_otherwise
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.matches import near
-from ringspec.conformance.readout.model import Core, Model, placed
+from ringspec.conformance.readout.model.arrays import placed
+from ringspec.conformance.readout.model.backward import gradient_of_forward, gradient_of_sinks
+from ringspec.conformance.readout.model.forward import forward_pass
+from ringspec.conformance.readout.model.ring import Model
+from ringspec.conformance.readout.model.shares import (
+    Core,
+    core_of_pairs,
+    ds_of,
+    for_dv,
+    of_group,
+    share_of_bias,
+)
+from ringspec.conformance.readout.model.storing import held, stored
 from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.reading import Named
@@ -387,11 +399,11 @@ class Numbers:
     def all(self) -> tuple[Results, Results]:
         """Return the results of the forward pass and, if there is a dy, of the backward pass; then their sizes."""
         given, model, right = self.given, self.model, self.model.right
-        first = model.forward(self.forward)
+        first = forward_pass(model, self.forward)
         at_home = self.forward.taking(
             (*components("v"), *components("o_row"), "o_to", "o_tokens"), right
         )
-        weights = model.forward(at_home).weights
+        weights = forward_pass(model, at_home).weights
         o, size = self.product(weights, self.forward, ("q", right), "v", given.v, given.q)
         results = {"o": self.put_back(o), "lse": first.lse}
         sizes = {
@@ -402,20 +414,20 @@ class Numbers:
             return results, sizes
         of_q, of_kv = (self.backward.in_kernel(kernel) for kernel in KERNELS)
         if self.derived:
-            made = model.gradient_of_forward(self.forward)
+            made = gradient_of_forward(model, self.forward)
             dbias, dsinks, ds = made.ds_of_bias, made.dsinks, made.ds_of_dq
             shares = weights, ds, ds
             p, delta = weights, (given.dy * results["o"]).sum(axis=3)[:, None, ..., None]
         else:
             products = np.einsum("ahid,xgyd->ahigxy", results["o"], given.dy)
             flat = products.reshape(*products.shape[:3], -1)
-            cores = [model.core(c, first, first.lse, flat) for c in (of_q, of_kv)]
+            cores = [core_of_pairs(model, c, first, first.lse, flat) for c in (of_q, of_kv)]
             shares = self.shares(of_q, of_kv, *cores)
             p, delta = np.maximum(cores[0][1], cores[1][1]), cores[0][3]
-            dbias = model.share_of_bias(of_q, cores[0])
+            dbias = share_of_bias(model, of_q, cores[0])
             if dbias is not None:
-                dbias = model.stored("dbias", of_q, dbias, "dbias_to", "dbias_k")
-            dsinks = model.dsinks(self.backward, first, first.lse, flat)
+                dbias = stored(model, "dbias", of_q, dbias, "dbias_to", "dbias_k")
+            dsinks = gradient_of_sinks(model, self.backward, first, first.lse, flat)
         parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta))
         if dsinks is not None:
             weight = np.abs(1 - p.sum(axis=(1, 4))) * np.abs(given.dy * results["o"]).sum(axis=3)
@@ -453,15 +465,15 @@ class Numbers:
     ) -> tuple[Array, Array, Array]:
         """Return the matrices that the products use: P for dv, dS for dq and dS for dk."""
         model, c = self.model, self.backward
-        of_dv = model.for_dv(of_kv, *core_kv)
-        of_dk = model.ds_of(c["dk_form"], of_kv, *core_kv[1:])
+        of_dv = for_dv(model, of_kv, *core_kv)
+        of_dk = ds_of(model, c["dk_form"], of_kv, *core_kv[1:])
         of_dv = of_dv.swapaxes(3, 4) if c["turned"] & 2 else of_dv
-        of_dq = model.of_group(model.ds_of(c["dq_form"], of_q, *core[1:]), c)
+        of_dq = of_group(model, ds_of(model, c["dq_form"], of_q, *core[1:]), c)
         of_dk = of_dk.swapaxes(3, 4) if c["turned"] & 1 else of_dk
         return (
-            model.held("dv", c, of_dv * c["dv_count"]),
-            model.held("dq", c, of_dq * c["dq_count"]),
-            model.held("dk", c, of_dk * c["dk_count"]),
+            held(model, "dv", c, of_dv * c["dv_count"]),
+            held(model, "dq", c, of_dq * c["dq_count"]),
+            held(model, "dk", c, of_dk * c["dk_count"]),
         )
 
     def by_column(self, x: Array) -> Array:

@@ -136,6 +136,15 @@ def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
     yield from memory_orders(geometry, side)
 
 
+def first_tiles(geometry: Geometry) -> Iterator[Source]:
+    """Yield what a kernel reads that divides its queries into tiles and always begins at the first tile."""
+    i = np.arange(geometry.slots)
+    for size in range(3, geometry.run):
+        order = i - i % geometry.run + i % geometry.run % size
+        at = (("slot", order.reshape(1, 1, 1, -1, 1)),)
+        yield Source(f"of the first tile, in tiles of {size} queries", at, 0.25)
+
+
 def query_heads(geometry: Geometry) -> dict[str, Any]:
     H, group = geometry.heads, geometry.group
     h, kv = np.arange(H), H // group

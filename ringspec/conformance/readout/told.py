@@ -16,6 +16,8 @@ from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
 
 MOST_ALTERNATIVES = 2
+MOST_OTHERS = 2  # problems with further faults
+SIMPLE = 2.0  # the largest cost of such a fault: less simple ones may have another cause
 ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too
 # In a problem about batches, these words stand in place of the first ones.
 BATCHES = "/batches"  # in the id of a problem
@@ -96,6 +98,7 @@ def combined(readings: Sequence[Reading]) -> Told:
         sentences += [fault.told() for fault in best] or ([found.base] if found.base else [])
         alternatives += others
         same = [one for one in same if accounts(phase, best, one)]
+    sentences += of_other_problems(faults, [one for one in explained if one not in same])
     sentences += unexplained(left)
     return Told(
         tuple(faults),
@@ -106,6 +109,28 @@ def combined(readings: Sequence[Reading]) -> Told:
         next((fault.hint for fault in faults if fault.hint), ""),
         first.problem,
     )
+
+
+def of_other_problems(faults: Sequence[Named], others: Sequence[Reading]) -> list[str]:
+    """Say what is wrong in a few of the problems ``others``, which ``faults`` do not explain; only what is new."""
+    known = [fault.name for fault in faults]
+    sentences: list[str] = []
+    # Problems that were searched come first: the faults of the others may not show in them.
+    for one in sorted(others, key=lambda one: one.evaluations == 0):
+        found = [
+            fault
+            for phase in ("forward", "backward")
+            if (part := getattr(one, phase)) is not None
+            for fault in best_of(phase, part, others)[0]
+        ]
+        new = [fault for fault in found if fault.name not in known]
+        simple = all(fault.cost <= SIMPLE for fault in new)
+        if new and simple and len(sentences) < MOST_OTHERS:
+            base = one.backward.base if one.backward and new[0].phase == "forward" else ""
+            said = [fault.told() for fault in new] + ([base] if base else [])
+            sentences.append(f"{one.problem}: {' '.join(said)}")
+            known += [fault.name for fault in new]
+    return sentences
 
 
 def best_of(

@@ -17,7 +17,7 @@ from ringspec.conformance.readout.choices import (
 from ringspec.conformance.readout.forward_kinds import forward_kinds
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Fault, Kind
-from ringspec.conformance.readout.masks import Mask
+from ringspec.conformance.readout.masks import Mask, of_first_sizes
 from ringspec.conformance.readout.places import place_named
 
 # Choices for what both kernels of a backward pass compute: p, dp and dS.
@@ -72,6 +72,7 @@ def fault_named(
     caller has them already; they must include those that have the same effect as a simpler one.
     """
     phase, words, where = name
+    words = of_first_sizes(words)
     kinds = kinds_of(geometry, phase, masks, False) if kinds is None else kinds
     kind = next((one for one in kinds if one.words == words), None)
     if kind is None:

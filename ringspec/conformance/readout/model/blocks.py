@@ -1,0 +1,84 @@
+"""The result of each block: its row maximum, row sum and normalised weights."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringspec.conformance.readout.choices import DROPS_IN_L, Choices, components
+from ringspec.conformance.readout.merges import over_group
+from ringspec.conformance.readout.model.arrays import chosen, nonzero
+from ringspec.conformance.readout.model.ring import Model
+from ringspec.conformance.readout.model.scores import (
+    OF_DROP,
+    OF_SCORES,
+    drop_factors,
+    for_values,
+    scores_of_pairs,
+)
+from ringspec.conformance.readout.model.tile_merging import in_tiles
+from ringspec.problem.model import Array
+from ringspec.spec.online_softmax import finite_shift
+
+OF_WEIGHTS = (
+    *OF_SCORES,
+    *components("result_of"),
+    "value_mask",
+    "l_of_group",
+    "tiles",
+    *OF_DROP,
+    "drop_l",
+)
+
+
+def blocks(model: Model, c: Choices) -> tuple[Array, Array, Array, Array]:
+    """Return m, l [a, b, h, i] and normalised p of each block, and p as the product with v uses it."""
+
+    def compute() -> tuple[Array, Array, Array, Array]:
+        s = scores_of_pairs(model, c)
+        m = s.max(axis=4)
+        e = np.exp(s - finite_shift(m)[..., None]) * c["count"]
+        l = in_row_sums(model, e, c).sum(axis=4)
+        if c["l_of_group"]:
+            l = over_group(l, model.group, 2)
+        p = e / nonzero(l)[..., None]
+        p_of_v = for_values(model, c, p, m, l)
+        if c["tiles"] and not c["tiles"].through:
+            m, l, p = in_tiles(model, s, c["tiles"])
+            p_of_v = (
+                p if (c["value_mask"] < 0).all() else p * model.masks[int(c["value_mask"].max())]
+            )
+        p_of_v = model.without_padding(p_of_v * drop_factors(model, c))
+        if not model.correct(c, "result_of"):
+            m, l, p, p_of_v = of_results(model, c, m, l, p, p_of_v)
+        return m, l, p, p_of_v
+
+    m, l, p, p_of_v = model.once("blocks", c.several(OF_WEIGHTS), compute)
+    return m, l, p, p_of_v
+
+
+def in_row_sums(model: Model, e: Array, c: Choices) -> Array:
+    """Return the weights ``e`` as they are added to the row sums, which dropout should not change."""
+    if not c["drop_l"].any() or model.geometry.dropout is None:
+        return e
+    dropped, less = e * drop_factors(model, c), 1 - model.geometry.dropout[0]
+    of = {"right": e, "kept": less * dropped / c["drop_times"], "kept and divided": dropped}
+    return chosen(c["drop_l"], DROPS_IN_L, of)
+
+
+def of_results(
+    model: Model, c: Choices, m: Array, l: Array, p: Array, p_of_v: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Move each block's results to the rows into which they are merged; a row with slot -1 gets none."""
+    worker, head, slot = (
+        np.broadcast_to(c[x], (*model.shape[:4], 1))[..., 0] for x in components("result_of")
+    )
+    b = np.arange(model.workers)[:, None, None]
+    here = slot >= 0
+    m, l = m[worker, b, head, slot], l[worker, b, head, slot]
+    p, p_of_v = p[worker, b, head, slot], p_of_v[worker, b, head, slot]
+    return (
+        np.where(here, m, -np.inf),
+        np.where(here, l, 0.0),
+        p * here[..., None],
+        p_of_v * here[..., None],
+    )

@@ -1,0 +1,219 @@
+"""What each pair adds to the gradients: p and dp, and from them the shares of dv, dq, dk and dbias."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ringspec.conformance.readout.choices import (
+    DROPS_IN_DS,
+    DS_FORMS,
+    DV_FORMS,
+    KERNELS,
+    Choices,
+    components,
+)
+from ringspec.conformance.readout.merges import over_group
+from ringspec.conformance.readout.model.arrays import chosen, nonzero
+from ringspec.conformance.readout.model.forward import Forward
+from ringspec.conformance.readout.model.ring import Model
+from ringspec.conformance.readout.model.scores import (
+    OF_DROP,
+    OF_SCORES,
+    cap_slope,
+    drop_factors,
+    for_values,
+    scores_of_pairs,
+    shown,
+)
+from ringspec.conformance.readout.model.statistics import (
+    delta_of,
+    dlse_used,
+    row_delta,
+    row_lse,
+    summed,
+)
+from ringspec.conformance.readout.pairs import ELSEWHERE
+from ringspec.problem.model import Array, Integers
+from ringspec.spec.online_softmax import finite_shift
+
+OF_CORE = (
+    *OF_SCORES, *components("dy"), *components("v"), *components("lse_of"), *components("delta_dy"),
+    *components("delta_o"), "lse", "delta", "delta_times", "dy_ones", "dlse_times", *components("dlse_of"),
+    *OF_DROP, "drop_ds",
+)  # fmt: skip
+OF_DELTA = (*components("delta_dy"), *components("delta_o"))
+OF_DV = (
+    "dv_form",
+    "dv_count",
+    "value_mask",
+    "ds_times",
+    "turned",
+    "dy_ones",
+    "mask",
+    *OF_DROP,
+    "drop_dv",
+)
+OF_DQ = ("dq_form", "dq_count", "ds_times", "dq_of_group", "cap_slope", *OF_DROP, "drop_ds")
+OF_DK = ("dk_form", "dk_count", "ds_times", "turned", "cap_slope", *OF_DROP, "drop_ds")
+# Properties of dropout in DROPS_IN_DS, looked up by the number of a form.
+NOT_IN_DP = np.array(["not in dp" in name for name in DROPS_IN_DS])
+IN_P = np.array(["in p" in name for name in DROPS_IN_DS])
+Core = tuple[Array, Array, Array, Array, Array]  # scores, p, dp, delta and lse of the pairs
+
+
+class Shares(NamedTuple):
+    """What each pair [a, b, h, i, j] adds to the gradients, before it is known to which row; dbias is None without a bias."""
+
+    dv: Array
+    dq: Array
+    dk: Array
+    dbias: Array | None = None
+
+
+def shares_of_pairs(
+    model: Model, c: Choices, forward: Forward, lse: Array, products: Array
+) -> Shares:
+    """Return the shares of the gradients; the arguments are those of :func:`backward_pass`."""
+    given = forward, lse, products
+
+    def core_of(kernel: str, c: Choices) -> Core:
+        deps = (*given, *c.several(OF_CORE))
+        found: Core = model.once(f"core of {kernel}", deps, lambda: core_of_pairs(model, c, *given))
+        return found
+
+    of_q, of_kv = (c.in_kernel(kernel) for kernel in KERNELS)
+    core = core_of(KERNELS[0], of_q)
+    core_kv = core if of_kv is of_q else core_of(KERNELS[1], of_kv)
+
+    def of_dv() -> Array:
+        x = for_dv(model, of_kv, *core_kv)
+        if c["turned"] & 2:
+            x = x.swapaxes(3, 4)
+        x = with_ones(model, x) if c["dy_ones"] else x
+        return np.asarray(x * c["dv_count"])
+
+    def of_dq() -> Array:
+        x = of_group(model, ds_of(model, c["dq_form"], of_q, *core[1:]), c)
+        return np.asarray(x * c["dq_count"])
+
+    def of_dk() -> Array:
+        x = ds_of(model, c["dk_form"], of_kv, *core_kv[1:])
+        if c["turned"] & 1:
+            x = x.swapaxes(3, 4)
+        return np.asarray(x * c["dk_count"])
+
+    dv, dq, dk = (
+        model.once(name, (core, *c.several(slots)), compute)
+        for name, core, c, slots, compute in (
+            ("dv", core_kv, of_kv, OF_DV, of_dv),
+            ("dq", core, of_q, OF_DQ, of_dq),
+            ("dk", core_kv, of_kv, OF_DK, of_dk),
+        )
+    )
+    return Shares(dv, dq, dk, share_of_bias(model, of_q, core))
+
+
+def core_of_pairs(model: Model, c: Choices, forward: Forward, lse: Array, products: Array) -> Core:
+    """Return scores, p, dp, delta and lse of each pair."""
+    s = scores_of_pairs(model, c)
+    at = model.index(c, "dy"), model.index(c, "v")
+    g = model.part("dp", at, lambda: model.g[at])
+    dropped = g * drop_factors(model, c)
+    g = np.where(NOT_IN_DP[c["drop_ds"]], g, dropped)
+    if c["dy_ones"]:
+        g, ones = summed(model, forward)
+        delta = ones[:, None, :, :, None]
+    else:
+        rows = (products, *c.several(OF_DELTA))
+        delta = model.part("delta", rows, lambda: delta_of(model, c, products))
+    used = row_lse(model, c, s, forward, lse, delta)
+    with np.errstate(over="ignore", invalid="ignore"):
+        p = model.part("p", (s, used), lambda: weights_of(s, used))
+        row = row_delta(model, c, p, g, forward, delta, used)
+        if model.pairs.dlse is not None:
+            row = row - dlse_used(model, c, model.pairs.dlse)
+        return s, p * c["count"], g, c["delta_times"] * row, used
+
+
+def for_dv(model: Model, c: Choices, s: Array, p: Array, g: Array, d: Array, used: Array) -> Array:
+    """Return the matrix in the product for dv: p, or what ``dv_form`` selects in its place."""
+    of_dv, drop = p, np.where(c["drop_dv"] > 0, 1.0, drop_factors(model, c))
+    if (c["value_mask"] >= 0).any():
+        row = np.broadcast_to(used, (*model.shape[:4], used.shape[4])).max(axis=4)
+        of_dv = for_values(model, c, p, row, np.ones_like(row))
+    if not c["dv_form"].any():
+        return np.asarray(of_dv * drop)
+    m = s.max(axis=4, keepdims=True)
+    free = np.where(np.isneginf(s), 0.0, np.exp(s - finite_shift(m))) * c["count"]
+    top = m.max(axis=1, keepdims=True)
+    of = {
+        "right": of_dv, "block's maximum": free,
+        "row maximum": np.where(np.isneginf(s), 0.0, np.exp(s - finite_shift(top))) * c["count"],
+        "block's lse": free / nonzero(free.sum(axis=4, keepdims=True)), "dS": c["ds_times"] * p * (g - d),
+        "p dp": p * g, "dp": np.broadcast_to(g, p.shape),
+    }  # fmt: skip
+    return chosen(c["dv_form"], DV_FORMS, of) * drop
+
+
+def ds_of(
+    model: Model, form: Integers, c: Choices, p: Array, g: Array, d: Array, used: Array
+) -> Array:
+    """Return dS, or what is used in its place; ``form`` has numbers in DS_FORMS."""
+    slope = cap_slope(model, c)
+    too = IN_P[c["drop_ds"]]
+    p = np.where(too, p * drop_factors(model, c), p) if too.any() else p
+    ds = c["ds_times"] * p * (g - d) * slope
+    if not form.any():
+        return np.asarray(ds)
+    computed = shown(model, c["mask"]).any(axis=(3, 4), keepdims=True) & (c["count"] != 0)
+    of = {
+        "right": ds, "p dp - delta": (p * g - d) * computed, "dp - delta": (g - d) * computed, "p": p,
+        "p dp": p * g, "p delta": p * d, "p (dp + delta)": p * (g + d), "dp": g * computed,
+        "p (1 - p) dp": p * (1 - p) * g, "p p (dp - delta)": p * p * (g - d),
+    }  # fmt: skip
+    hidden = DS_FORMS.index("hidden pairs")
+    if (form == hidden).any():
+        everything = next(x for x, mask in enumerate(model.masks) if mask.all())
+        free = scores_of_pairs(
+            model, Choices({**c.of, "mask": np.full_like(c["mask"], everything)})
+        )
+        with np.errstate(over="ignore"):
+            of["hidden pairs"] = np.exp(free - used) * c["count"] * (g - d) * computed
+    return chosen(
+        form,
+        DS_FORMS,
+        {name: c["ds_times"] * x * slope for name, x in of.items()} | {"right": ds},
+    )
+
+
+def share_of_bias(model: Model, c: Choices, core: Core) -> Array | None:
+    """Return the shares of dbias; None without a bias."""
+    if not model.geometry.bias:
+        return None
+    x = ds_of(model, c["dbias_form"], c, *core[1:])
+    x = x.swapaxes(3, 4) if c["turned"] & 4 else x
+    return np.asarray(x * c["dbias_count"])
+
+
+def of_group(model: Model, ds: Array, c: Choices) -> Array:
+    """Return dS for dq: summed over the query heads of a key head if ``dq_of_group`` says so."""
+    if not c["dq_of_group"]:
+        return ds
+    return over_group(ds, model.group, 2)
+
+
+def with_ones(model: Model, of_dv: Array) -> Array:
+    """Return P as dv shows it if dy is 1 everywhere: sums over all queries and all query heads of a key head."""
+    sums = of_dv.sum(axis=(0, 3), keepdims=True)
+    shape = (1, model.workers, model.key_heads, model.group, 1, model.slots)
+    of_group = sums.reshape(shape).sum(axis=3, keepdims=True)
+    others = of_group.sum(axis=2, keepdims=True) - of_group
+    sums = np.broadcast_to(of_group + ELSEWHERE * others, shape)
+    return np.broadcast_to(sums.reshape(1, model.workers, model.heads, 1, model.slots), of_dv.shape)
+
+
+def weights_of(s: Array, lse: Array) -> Array:
+    """Return p = exp(s - lse); a row that saw no key in the forward pass has no p."""
+    return np.where(np.isneginf(s) | np.isneginf(lse), 0.0, np.exp(s - lse))

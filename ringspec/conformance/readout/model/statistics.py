@@ -1,0 +1,104 @@
+"""The lse, delta and dlse that a backward pass uses for each pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ringspec.conformance.readout.choices import DELTAS, LSES, Choices, components
+from ringspec.conformance.readout.merges import LN2, over_group
+from ringspec.conformance.readout.model.arrays import chosen, log_of, nonzero
+from ringspec.conformance.readout.model.forward import Forward
+from ringspec.conformance.readout.model.merging import ends
+from ringspec.conformance.readout.model.ring import Model
+from ringspec.problem.model import Array
+from ringspec.spec.online_softmax import finite_shift
+
+# Properties of the forms of delta in DELTAS, looked up by the number of a form.
+OF_SAVED_DELTA = ("right", "times p", "times l", "block's p dp twice", "of the group")
+KEEPS_DLSE = np.array([name in OF_SAVED_DELTA for name in DELTAS])
+
+
+def delta_of(model: Model, c: Choices, products: Array) -> Array:
+    """Return <dy, o> of the rows of o and dy that ``delta_o`` and ``delta_dy`` select, [a, b, h, i, 1 or j]."""
+    W, H, n = model.workers, model.heads, model.slots
+    flat = products.reshape(W * H * n, H, W, n)
+    dy = np.broadcast_arrays(*(c[x] for x in components("delta_dy")))
+    return np.asarray(flat[model.index(c, "delta_o"), dy[1], dy[0], dy[2]])
+
+
+def row_lse(
+    model: Model, c: Choices, s: Array, forward: Forward, lse: Array, delta: Array
+) -> Array:
+    """Return the lse, or what is used in its place, [a, b, h, i, 1 or j]."""
+    at = model.index(c, "lse_of")
+    saved = np.asarray(model.part("lse", (lse, at), lambda: lse.reshape(-1)[at]))
+    if not c["lse"].any():
+        return saved
+    m = s.max(axis=4)
+    local = log_of(m, np.exp(s - finite_shift(m)[..., None]).sum(axis=4))[..., None]
+    top, last, first = (x.reshape(-1)[at] for x in (forward.maximum, *forward.ends))
+    of = {
+        "right": saved, "block": local, "base 2": saved / LN2, "times ln 2": saved * LN2, "maximum": top,
+        "zero": np.zeros_like(saved), "delta": delta, "log l": saved - top, "last block": last, "first block": first,
+        "so far": forward.running[..., None], "negative": -saved, "block's maximum": finite_shift(m)[..., None],
+        "times scale": saved * model.geometry.scale, "divided by scale": saved / model.geometry.scale,
+        "without the sinks": forward.bare.reshape(-1)[at], "chunk": lse_of_chunks(model, s),
+    }  # fmt: skip
+    return chosen(c["lse"], LSES, of)
+
+
+def lse_of_chunks(model: Model, s: Array) -> Array:
+    """Return the lse over each chunk of a block's keys, [a, b, h, i, j]."""
+    m = finite_shift(of_chunks(model, s, np.max))
+    return log_of(m, of_chunks(model, np.exp(s - m), np.sum))
+
+
+def of_chunks(model: Model, x: Array, which: Callable[..., Array]) -> Array:
+    """Reduce [a, b, h, i, j] over each chunk of a block's keys, and repeat the result for all its keys."""
+    chunks = x.reshape(*x.shape[:4], -1, model.geometry.run)
+    return np.broadcast_to(which(chunks, axis=5, keepdims=True), chunks.shape).reshape(x.shape)
+
+
+def row_delta(
+    model: Model, c: Choices, p: Array, g: Array, forward: Forward, saved: Array, lse: Array
+) -> Array:
+    """Return delta, or what is used in its place, [a, b, h, i, 1 or j]."""
+    if not c["delta"].any():
+        return saved
+    local, mass = (p * g).sum(axis=4, keepdims=True), p.sum(axis=4, keepdims=True)
+    of_block = (forward.block_p * g).sum(axis=4)
+    last, first = (
+        x[:, None, ..., None]
+        for x in ends(model, np.where(np.isneginf(forward.block_lse), -np.inf, of_block))
+    )
+    of = {
+        "right": saved, "block": local, "none": np.zeros_like(saved), "block's own p": local / nonzero(mass),
+        "lse": lse, "times l": saved * np.exp(forward.lse - finite_shift(forward.maximum))[:, None, ..., None],
+        "times p": saved * mass, "first block": first, "last block": last,
+        "block's own o": of_block[..., None], "block's p dp twice": saved + local,
+        "chunk": of_chunks(model, p * g, np.sum),
+        "of the group": over_group(saved, model.group, 2) if saved.shape[4] == 1 else saved,
+    }  # fmt: skip
+    return chosen(c["delta"], DELTAS, of)
+
+
+def dlse_used(model: Model, c: Choices, given: Array) -> Array:
+    """Return what is subtracted from delta, [a, b, h, i, 1 or j].
+
+    A kernel that takes delta from a wrong row does the same with dlse, and one that replaces delta loses dlse.
+    """
+    of = "dlse_of" if not model.correct(c, "dlse_of") else "delta_o"
+    kept = KEEPS_DLSE[c["delta"]]
+    return np.asarray(c["dlse_times"] * given.reshape(-1)[model.index(c, of)] * kept)
+
+
+def summed(model: Model, forward: Forward) -> tuple[Array, Array]:
+    """Return <1, v> [a, b, h, i, j] and <1, o> [a, h, i], which replace G and delta if dy is 1 everywhere."""
+    every = model.pairs.g.sum(axis=(1, 3, 4))  # [c, b, j]
+    heads = np.arange(model.heads) // model.group
+    g = 1.0 + np.broadcast_to(
+        every[heads].transpose(1, 0, 2)[None, :, :, None, :], forward.weights.shape
+    )
+    return g, (forward.weights * g).sum(axis=(1, 4))

@@ -1,0 +1,129 @@
+"""Where each share is added, and what the buffers of the gradients hold at the end."""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+
+from ringspec.conformance.readout.choices import Choices, components
+from ringspec.conformance.readout.merges import over_group
+from ringspec.conformance.readout.model.ring import Model
+from ringspec.conformance.readout.pairs import ELSEWHERE
+from ringspec.problem.model import Array, Integers
+
+
+def stored(model: Model, name: str, c: Choices, share: Array, row: str, column: str) -> Array:
+    """Return the shares of a gradient at the rows and columns to which they are added."""
+    if not model.correct(c, row, column):
+        worker, head, slot = (c[x] for x in components(column))
+        if name in ("dk", "dv") and not (
+            c[f"{row}.head"] is model.right[f"{row}.head"] and head is model.right[f"{column}.head"]
+        ):
+            share = share * np.where(c[f"{row}.head"] // model.group == head, 1.0, ELSEWHERE)
+        share = landed(model, share, row, c, worker, slot)
+    if name in c["over_heads"]:
+        if name == "dq":
+            share = over_group(share, model.heads, 2)
+        else:  # the results of each key head show the share once, beside those of its own queries
+            share = share * (1 + ELSEWHERE * (model.key_heads - 1))
+    return model.without_padding(held(model, name, c, share))
+
+
+def landed(model: Model, x: Array, row: str, c: Choices, b: Integers, j: Integers) -> Array:
+    """Return the shares ``x``, moved to the rows that the choice ``row`` gives and to key j of worker b."""
+    if row == "q":
+        worker, head, slot = (model.right[x] for x in components("q"))
+    else:
+        worker, head, slot = (c[x] for x in components(row))
+    W, H, n = model.workers, model.heads, model.slots
+    at = (((worker * W + b) * H + head) * n + slot) * n + j
+    at = np.broadcast_to(at, model.shape)
+    x = np.broadcast_to(x, model.shape)
+    landed = np.bincount(at.ravel(), x.ravel().astype(float), x.size)
+    return np.asarray(landed.reshape(model.shape), float)
+
+
+def held(model: Model, name: str, c: Choices, share: Array) -> Array:
+    """Return the shares of a gradient as its buffers hold them at the end."""
+    if name in c["adds"]:
+        share = adding(model, name, share)
+    if name in c["uncleared"]:
+        *_, of, number = c["uncleared"]
+        of_buffers = uncleared_steps if of == "steps" else uncleared_tiles
+        share = of_buffers(model, name, share, number)
+    return share
+
+
+def uncleared_steps(model: Model, name: str, share: Array, every: int) -> Array:
+    """Return the shares if a block's buffer is used again after ``every`` steps without being cleared.
+
+    The buffer then still holds the shares of all its earlier uses.
+    """
+    step = model.geometry.steps("backward")
+    by_query = model.geometry.travels("backward") == "queries"
+    found = share.copy()
+    for a, b in np.ndindex(step.shape):
+        for other in range(model.workers):
+            at = (other, b) if by_query else (a, other)
+            gap = step[a, b] - step[at]
+            if gap > 0 and gap % every == 0:
+                found[a, b] += share[at]
+    return found
+
+
+def uncleared_tiles(model: Model, name: str, share: Array, size: int) -> Array:
+    """Return the shares if the buffer of a tile of ``size`` rows is not cleared before the next tile uses it.
+
+    The buffer then still holds the shares of earlier tiles. Only tiles in the same range of tokens (``run`` of
+    :class:`Geometry`) use the same buffer.
+    """
+    axis = 3 if name == "dq" else 4
+    x, found = np.moveaxis(share, axis, 0), np.moveaxis(share.copy(), axis, 0)
+    for row in range(model.slots):
+        for other in range(row - size, row - row % model.geometry.run - 1, -size):
+            found[row] += x[other]
+    return np.moveaxis(found, 0, axis)
+
+
+def adding(model: Model, name: str, share: Array) -> Array:
+    """Return the shares if a worker adds each arriving gradient to the one that it has already sent on."""
+    W, geometry = model.workers, model.geometry
+    a, b = np.indices((W, W))
+    step, stays = geometry.steps("backward"), b if name == "dq" else a
+    found = np.zeros_like(share)
+    for hops in range(W + 1):
+        to = (stays + geometry.direction * hops) % W
+        times = np.array([comb(int(W - t), hops) for t in step.ravel()]).reshape(W, W)
+        there = (to, b) if name == "dq" else (a, to)
+        np.add.at(found, there, share * times[:, :, None, None, None])
+    return found
+
+
+def exchanged(model: Model, c: Choices, of_dv: Array, of_dk: Array) -> tuple[Array, Array]:
+    """Return P and the dS of dk as they are read if dk and dv are exchanged.
+
+    The columns of dv begin one head later than those of dk, so the entries of a head appear in the next or previous
+    head.
+    """
+    here = c["exchanged"]
+    dv, dk = in_other(model, of_dv, of_dk)
+    return np.where(here, dv, of_dv), np.where(here, dk, of_dk)
+
+
+def stacked(model: Model, of_dv: Array, of_dk: Array) -> tuple[Array, Array]:
+    """Return P and the dS of dk as they are read if dk + dv is returned as dk, and that of the next worker as dv."""
+    dv, dk = in_other(model, of_dv, of_dk)
+    return np.roll(of_dv + dv, -model.geometry.direction, axis=1), of_dk + dk
+
+
+def in_other(model: Model, of_dv: Array, of_dk: Array) -> tuple[Array, Array]:
+    """Return what is read as P from dk in place of dv, and as the dS of dk from dv in place of dk."""
+    scale = model.geometry.scale
+    dk, dv = np.zeros_like(of_dk), np.zeros_like(of_dv)
+    group = np.arange(model.heads) // model.group
+    for h in range(1, model.heads):
+        weight = 1.0 if group[h] == group[h - 1] else ELSEWHERE
+        dk[:, :, h] = weight * of_dv[:, :, h - 1] / scale
+        dv[:, :, h - 1] = weight * of_dk[:, :, h] * scale
+    return dv, dk
