@@ -125,7 +125,7 @@ BAD = [
     (("--window", "3,x"), "not a window"),
     (("--window", "1,2,3"), "not a window"),
     (("--window", "-3"), "window"),
-    (("--documents", "5,-3"), "document lengths"),
+    (("--documents", "5,-3"), "whole numbers"),
     (("--documents", "50,50", "--length", 64), "cu_seqlens"),
     (("--documents", f"{10**30}", "--length", 64), "cu_seqlens"),
     (("--dropout", 1), "dropout_p"),
