@@ -236,12 +236,21 @@ def test_what_another_problem_shows_besides_the_told_faults_is_said():
         faults = tuple(Named("forward", kind, "", 1.0, "") for kind in kinds)
         return Reading(problem, False, PassRead((faults,)), evaluations=1)
 
-    found = combined([reading("causal", "o is 0"), reading("zigzag", "o is 0", "lse is in base 2")])
-    assert found.explained == ("causal",)
-    assert found.sentences == (
+    in_causal = reading("causal", "o is 0")
+    beside = combined([in_causal, reading("zigzag", "o is 0", "lse is in base 2")])
+    assert (beside.explained, beside.others) == (("causal",), ("zigzag",))
+    assert beside.sentences == (
         "In the forward pass, o is 0.",
-        "zigzag: In the forward pass, lse is in base 2.",
+        "zigzag, also: In the forward pass, lse is in base 2.",
     )
+    in_its_place = [reading(x, "lse is in base 2") for x in ("zigzag", "striped")]
+    found = combined([in_causal, reading("full", "o is 0"), *in_its_place])
+    assert (found.explained, found.others) == (("causal", "full"), ("zigzag", "striped"))
+    assert found.sentences[1] == "zigzag, striped: In the forward pass, lse is in base 2."
+    fewer = combined([reading("causal", "o is 0", "dq is 0"), reading("full", "dq is 0")])
+    assert fewer.sentences[-1] == "full, only: In the forward pass, dq is 0."
+    many = [reading(f"problem {n}", f"fault {n}") for n in range(4)]
+    assert combined([in_causal, *many]).others == ("problem 0", "problem 1")
 
 
 def test_a_fault_is_told_without_what_a_later_fault_changes_again():

@@ -53,10 +53,11 @@ def lines(name: str, spec: str, told: Explained, thorough: bool = False) -> list
         return [*found, f"computes what the definition says, in {problems}"]
     found += told.sentences
     found += [f"Another change gives the same results: {one}" for one in told.alternatives]
-    count = len(told.told.explained)
+    count = len(told.told.explained) + len(told.told.others)
     if count:
         found.append(
-            f"This accounts for every number in {count} of the {told.wrong} problems that failed."
+            f"{'These sentences account' if told.told.others else 'This accounts'} for every number in {count} of the "
+            f"{told.wrong} problems that failed."
         )
     if told.searched and count < told.wrong and not thorough:
         found.append("A longer search, with --thorough, may explain more.")

@@ -36,7 +36,8 @@ class Told:
     """What a target, the implementation under test, computes instead of attention.
 
     ``faults``: the faults that account for most of the problems. ``explained``: the ids of these problems.
-    ``sentences``: the faults in words, then what is wrong in a problem that the faults do not explain.
+    ``sentences``: the faults in words, then what is wrong in a problem that the faults do not explain. ``others``: the ids
+    of problems that have other faults, all of which are among the sentences.
     ``alternatives``: other explanations that fit as well, in words. ``hint``: where in a kernel to look for the first
     fault. ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes apart
     from the faults; '' if it is the correct gradient.
@@ -47,6 +48,7 @@ class Told:
     sentences: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()
     explained: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     hint: str = ""
     shown_by: str = ""
 
@@ -98,24 +100,32 @@ def combined(readings: Sequence[Reading]) -> Told:
         sentences += [fault.told() for fault in best] or ([found.base] if found.base else [])
         alternatives += others
         same = [one for one in same if accounts(phase, best, one)]
-    sentences += of_other_problems(faults, [one for one in explained if one not in same])
-    sentences += unexplained(left)
+    more, others = of_other_problems(faults, [one for one in explained if one not in same])
+    sentences += more + unexplained(left)
     return Told(
         tuple(faults),
         first.backward.base if first.backward else "",
         tuple(sentences),
         tuple(alternatives),
         tuple(one.problem for one in same),
+        tuple(others),
         next((fault.hint for fault in faults if fault.hint), ""),
         first.problem,
     )
 
 
-def of_other_problems(faults: Sequence[Named], others: Sequence[Reading]) -> list[str]:
-    """Say what is wrong in a few of the problems ``others``, which ``faults`` do not explain; only what is new."""
-    known = [fault.name for fault in faults]
-    sentences: list[str] = []
-    # Problems that were searched come first: the faults of the others may not show in them.
+def of_other_problems(
+    faults: Sequence[Named], others: Sequence[Reading]
+) -> tuple[list[str], list[str]]:
+    """Say what is wrong in a few of the problems ``others``, which ``faults`` do not explain.
+
+    ``also``: beside these faults; ``only``: some of these faults; otherwise in their place. Returns the sentences, and the
+    ids of the problems that they tell of.
+    """
+    known = {fault.name for fault in faults}
+    problems: dict[tuple[str, str], list[str]] = {}
+    ids: list[str] = []
+    # Problems that were searched come first. The faults of the others may not show in them, so they are not named.
     for one in sorted(others, key=lambda one: one.evaluations == 0):
         found = [
             fault
@@ -123,14 +133,21 @@ def of_other_problems(faults: Sequence[Named], others: Sequence[Reading]) -> lis
             if (part := getattr(one, phase)) is not None
             for fault in best_of(phase, part, others)[0]
         ]
-        new = [fault for fault in found if fault.name not in known]
-        simple = all(fault.cost <= SIMPLE for fault in new)
-        if new and simple and len(sentences) < MOST_OTHERS:
-            base = one.backward.base if one.backward and new[0].phase == "forward" else ""
-            said = [fault.told() for fault in new] + ([base] if base else [])
-            sentences.append(f"{one.problem}: {' '.join(said)}")
-            known += [fault.name for fault in new]
-    return sentences
+        names = {fault.name for fault in found}
+        how = ", also" if known < names else ", only" if names < known else ""
+        said = [fault for fault in found if not (how == ", also" and fault.name in known)]
+        if not said or any(fault.cost > SIMPLE and fault.name not in known for fault in said):
+            continue
+        base = one.backward.base if one.backward and said[0].phase == "forward" else ""
+        words = [fault.told() for fault in said] + ([base] if base else [])
+        key = how, " ".join(words)
+        if key not in problems and len(problems) == MOST_OTHERS:
+            continue
+        ids.append(one.problem)
+        if one.evaluations or key not in problems:
+            problems.setdefault(key, []).append(one.problem)
+    sentences = [f"{', '.join(named)}{how}: {words}" for (how, words), named in problems.items()]
+    return sentences, ids
 
 
 def best_of(

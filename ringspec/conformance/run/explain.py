@@ -127,6 +127,7 @@ class Explained:
             "sentences": list(self.sentences),
             "alternatives": list(self.alternatives),
             "explains": len(self.told.explained),
+            "explains_others": len(self.told.others),
             "wrong": self.wrong,
             "hint": self.hint,
             "known": self.known,
