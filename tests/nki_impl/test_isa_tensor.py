@@ -116,6 +116,7 @@ WRONG: dict[str, Any] = {
     "dst bfloat16 on trn2": lambda kind: {"dst": psum(32, 48, dtype=nl.bfloat16)},
     "dst of another M": lambda kind: {"dst": psum(31, 48)},
     "dst of another N": lambda kind: {"dst": psum(32, 47)},
+    "dst transposed": lambda kind: {"dst": psum(48, 32)},
     "K differs": lambda kind: {"moving": tile(normal(63, 48), kind)},
     "M above 128": lambda kind: {"stationary": tile(normal(64, 129), kind), "dst": psum(128, 48)},
     "N above 512": lambda kind: {"moving": tile(normal(64, 513), kind), "dst": psum(32, 513)},
