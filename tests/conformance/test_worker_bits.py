@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import ringspec as rs
+from ringspec.cli.commands import check_run
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget
 from ringspec.conformance.cases import profiles, scheme_bits, worker_bits
+from ringspec.conformance.cases.model import IF_CLAIMED
 from ringspec.conformance.cases.problems import dealt, drawn
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.capabilities import (
@@ -109,7 +111,7 @@ PROGRAMS = {
 
 def records_of(name, promise, keep=lambda case: True):
     claims = Capabilities(**CLAIMS, invariant_under_workers=promise)
-    cases = [case for case in worker_bits.cases(claims) if case.why_not(claims) is None]
+    cases = [case for case in worker_bits.cases() if case.why_not(claims) is None]
     target = NumPyTarget(PROGRAMS[name], claims, name)
     return list(run(target, [case for case in cases if keep(case)]).records)
 
@@ -139,22 +141,39 @@ def test_another_path_with_one_worker_breaks_the_promise_of_rows_that_are_not_me
 
 
 def test_a_target_that_promises_nothing_gets_no_case_and_claims_as_before(monkeypatch):
-    monkeypatch.setattr(profiles, "run_cases", lambda profile: [])
+    promises = profiles.run_cases("worker-bits")
+    monkeypatch.setattr(
+        profiles, "run_cases", lambda name: promises if name == "worker-bits" else []
+    )
     plain = Capabilities(**CLAIMS)
     promised = Capabilities(**CLAIMS, invariant_under_workers="all")
-    assert all(profiles.cases_for(name, plain) == [] for name in profiles.PROFILES)
+    assert all(profiles.cases_for(name, plain) == [] for name in ("smoke", "core", "full", "seeds"))
+    assert all(case.why_not(plain) is not None for case in promises)
     assert "invariant_under_workers" not in plain.as_dict()
-    for name in profiles.PROFILES:
-        added = profiles.cases_for(name, promised)
-        assert len(added) == (20 if name in ("core", "full") else 0)
+    for name in ("smoke", "core", "full", "seeds"):
+        assert profiles.cases_for(name, promised) == (promises if name in ("core", "full") else [])
     assert capabilities_from(promised.as_dict()) == promised
     with pytest.raises(OptionError, match="unmerged-rows"):
         Capabilities(invariant_under_workers="some")
 
 
+def test_a_promise_of_unmerged_rows_includes_no_case_whose_every_row_is_merged():
+    rows = Capabilities(**CLAIMS, invariant_under_workers="unmerged-rows")
+    refused = [case.id for case in worker_bits.cases() if case.why_not(rows) is not None]
+    assert "property/worker-bits/full-contiguous-f32" in refused
+    assert "property/worker-bits/causal-contiguous-f32" not in refused
+
+
+def test_a_case_of_a_promise_is_found_by_its_id():
+    """Where ``ringspec replay`` looks, and the processes of ``ringspec check --jobs``."""
+    id = "property/worker-bits/causal-zigzag-f32"
+    assert check_run.found(id).id == id
+    assert id in [case.id for name in IF_CLAIMED for case in profiles.run_cases(name)]
+
+
 def test_one_claimed_number_of_workers_is_not_enough():
     claims = Capabilities(**CLAIMS, workers=(4,), invariant_under_workers="all")
-    reason = worker_bits.cases(claims)[5].why_not(claims)
+    reason = worker_bits.cases()[5].why_not(claims)
     assert reason is not None and reason.startswith("fewer than 2 of its rings are claimed")
 
 
@@ -206,11 +225,12 @@ def test_ulysses_with_whole_heads_keeps_its_bits_and_with_keys_that_are_cut_does
         **CLAIMS | {"operations": SCHEME_OPERATIONS, "schemes": ("ulysses",)},
         invariant_under_workers="all",
     )
-    cases = [case for case in scheme_bits.cases(claims) if "zigzag" not in case.id]
+    cases = [case for case in scheme_bits.cases() if "zigzag" not in case.id]
     target = NumPyTarget(lambda call: scheme_program(call, blocks_of), claims, "ulysses")
     records = list(run(target, cases).records)
     assert [r.outcome for r in records] == [outcome] * 2, [r.message for r in records]
     assert all(f.kind == "ok" for r in records for f in r.findings)
     if outcome != "pass":
         assert "o with 2 ranks has other bits than with 1" in records[0].message
-    assert scheme_bits.cases(replace(claims, schemes=())) == []
+    none = replace(claims, schemes=())
+    assert all(case.why_not(none) is not None for case in scheme_bits.cases())

@@ -19,7 +19,7 @@ from ringspec.cli.shared import output
 from ringspec.cli.shared.progress import counting, trying
 from ringspec.cli.views import check as check_text
 from ringspec.cli.views import shrink as shrink_text
-from ringspec.conformance.cases.model import PROFILES, RunCase
+from ringspec.conformance.cases.model import IF_CLAIMED, PROFILES, RunCase
 from ringspec.conformance.cases.profiles import cases_for, run_cases
 from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.junit import junit
@@ -170,9 +170,8 @@ def perform(
     wanted: Files = {name: path for name, path in files.items() if path is not None}
     for path in wanted.values():
         check_destination(path)
-    selected(
-        [*cases, *run_cases("layouts"), *run_cases("schemes")], options.get("only")
-    )  # a wrong pattern is refused before the target is loaded
+    # A wrong pattern is refused before the target is loaded.
+    selected([*cases, *(x for name in IF_CLAIMED for x in run_cases(name))], options.get("only"))
     timeout = options.get("timeout")
     # A debugger requires the target in this process, and the terminal to itself.
     debugged = timeout is None and options.get("jobs", 1) == 1

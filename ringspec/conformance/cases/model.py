@@ -12,7 +12,9 @@ from ringspec.conformance.target.protocol import Call, PerWorker
 
 __all__ = ["Judgement", "RunCase"]
 
-PROFILES = ("smoke", "core", "full", "seeds", "noise", "sharp", "layouts", "schemes")
+# The cases of these are added to a run if the target claims them.
+IF_CLAIMED = ("layouts", "schemes", "worker-bits")
+PROFILES = ("smoke", "core", "full", "seeds", "noise", "sharp", *IF_CLAIMED)
 Outputs = Mapping[str, PerWorker]
 
 

@@ -35,8 +35,8 @@ def run_cases(profile: str = "core") -> list[RunCase]:
     Probes (cases with very simple inputs), golden vectors, properties, pairs of features and edges follow. Noise cases,
     which test the statistics of rounding errors, come last; 'smoke' has none. 'noise' has only the noise cases, and
     'seeds' only random inputs. 'sharp' has only larger noise cases; a run with ``--sharp`` adds one of them. 'layouts' has
-    only cases of the operation 'layout' and 'schemes' those of 'context_parallel', which :func:`cases_for` adds. Raises
-    OptionError for another name.
+    only cases of the operation 'layout', 'schemes' those of 'context_parallel', and 'worker-bits' those of promised bits;
+    :func:`cases_for` adds them. Raises OptionError for another name.
     """
     check_name("the name of a profile", profile, PROFILES)
     if profile == "seeds":
@@ -45,6 +45,8 @@ def run_cases(profile: str = "core") -> list[RunCase]:
         return list(sharp.cases())
     if profile in ("layouts", "schemes"):
         return layouts.cases() if profile == "layouts" else schemes.cases()
+    if profile == "worker-bits":
+        return [*worker_bits.cases(), *scheme_bits.cases()]
     found = [] if profile == "noise" else list(_cases_of_parts(profile))
     return found if profile == "smoke" else [*found, *noise.cases()]
 
@@ -70,6 +72,6 @@ def cases_for(profile: str, claims: Capabilities) -> list[RunCase]:
     if profile in WITH_MORE:
         found += layouts.cases() if integers else []
         found += schemes.cases(profile) if claims.schemes else []
-    if profile in ("core", "full"):
-        found += [*worker_bits.cases(claims), *scheme_bits.cases(claims)]
+    if profile in ("core", "full") and claims.invariant_under_workers != "nothing":
+        found += run_cases("worker-bits")
     return found

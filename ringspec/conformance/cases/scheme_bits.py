@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ringspec.compare.explain import explain_all
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.cases.splits import Split, call_of, expected_of, needs_of
-from ringspec.conformance.cases.worker_bits import TENSORS, WORKERS
+from ringspec.conformance.cases.worker_bits import TENSORS, WORKERS, other_bits, unpromised
 from ringspec.conformance.diagnose.picture import numbers
 from ringspec.conformance.judge.bounds import bounds_of, findings_of
 from ringspec.conformance.report.records import Finding
@@ -31,14 +31,13 @@ PROBLEMS = (("full", "contiguous"), ("causal", "contiguous"), ("causal", "zigzag
 SIZES = {"H": 4, "Hkv": 4, "S": 24}
 
 
-def cases(claims: Capabilities) -> list[RunCase]:
-    """Return the cases of a target that claims Ulysses and promises all bits for every number of ranks.
+def cases() -> list[RunCase]:
+    """Return all cases. A target claims them if it claims Ulysses and promises all bits for every number of ranks.
 
-    >>> cases(Capabilities(invariant_under_workers="all"))
-    []
+    >>> cases()[0].why_not(Capabilities(schemes=("ulysses",)))
+    "invariant_under_workers='nothing'"
     """
-    promised = claims.invariant_under_workers == "all" and SCHEME in claims.schemes
-    return [case_of(*one) for one in PROBLEMS] if promised else []
+    return [case_of(*one) for one in PROBLEMS]
 
 
 def case_of(mask: str, layout: str) -> RunCase:
@@ -51,6 +50,8 @@ def case_of(mask: str, layout: str) -> RunCase:
     )
 
     def claimed(claims: Capabilities) -> str | None:
+        if (reason := unpromised(claims, every_row=True)) is not None:
+            return reason
         reasons = [why_not(claims, needs_of(split, claims)) for split in splits]
         first = next(filter(None, reasons), None)
         few = reasons.count(None) < 2
@@ -98,7 +99,7 @@ def first_change(calls: Sequence[Call], outputs: Sequence[Outputs]) -> str:
             if name not in output:
                 continue
             first, later = whole(calls[0], name, outputs[0]), whole(call, name, output)
-            changed = ~((first == later) | (np.isnan(first) & np.isnan(later)))
+            changed = other_bits(first, later)
             if changed.any():
                 axes = (0, 1, 3) if changed.ndim == 4 else (0, 1)
                 tokens = numbers("token", np.flatnonzero(changed.any(axis=axes)))

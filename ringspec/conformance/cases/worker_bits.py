@@ -14,6 +14,7 @@ cases of the operation 'ring'; :mod:`.scheme_bits` has those of 'context_paralle
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,7 +38,7 @@ from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.vectors.format.case import Case
 from ringspec.vectors.format.requires import visible
 
-__all__ = ["cases", "same_bits", "unmerged"]
+__all__ = ["cases", "other_bits", "same_bits", "unmerged", "unpromised"]
 
 WORKERS = (1, 2, 4)
 TENSORS = ("o", "lse", "dq", "dk", "dv")
@@ -51,30 +52,37 @@ PROBLEMS = (
 )
 
 
-def cases(claims: Capabilities) -> list[RunCase]:
-    """Return the cases of a target's promise; none if it promises nothing.
+def cases() -> list[RunCase]:
+    """Return all cases. A target claims those of its promise.
 
-    >>> cases(Capabilities())
-    []
-    >>> [case.id for case in cases(Capabilities(invariant_under_workers="all"))][:2]
+    >>> [case.id for case in cases()][:2]
     ['property/worker-bits/full-contiguous-bf16', 'property/worker-bits/full-contiguous-f32']
     """
-    promise = claims.invariant_under_workers
-    if promise == "nothing":
-        return []
-    masks = [one for one in PROBLEMS if promise == "all" or one[0] != "full"]
-    return [case_of(*one, dtype) for one in masks for dtype in DTYPES]
+    return [case_of(*problem, dtype) for problem in PROBLEMS for dtype in DTYPES]
 
 
 def case_of(mask: str, layout: str, dtype: str) -> RunCase:
     id = f"property/worker-bits/{mask}-{layout}-{dtype}"
-    return case_of_rings(
+    made = case_of_rings(
         id,
         "The bits that a target promises for every number of workers are those with the fewest workers.",
         partial(rings, id, mask, layout, dtype),
         partial(judged, look=same_bits),
         least=2,
     )
+
+    def claimed(claims: Capabilities) -> str | None:
+        assert made.claimed is not None
+        return unpromised(claims, mask == "full") or made.claimed(claims)
+
+    return replace(made, claimed=claimed)
+
+
+def unpromised(claims: Capabilities, every_row: bool) -> str | None:
+    """Return why a target's promise does not include a case; ``every_row``: whether a ring merges every row of it."""
+    promise = claims.invariant_under_workers
+    kept = promise == "all" or (promise == "unmerged-rows" and not every_row)
+    return None if kept else f"invariant_under_workers={promise!r}"
 
 
 def rings(id: str, mask: str, layout: str, dtype: str, claims: Capabilities) -> list[Case]:
@@ -111,13 +119,18 @@ def same_bits(seen: Seen) -> tuple[str, None]:
             if name not in seen.outputs[call]:
                 continue
             first, later = (result_rows(seen, n, name) for n in (0, call))
-            changed = ~((first == later) | (np.isnan(first) & np.isnan(later)))
+            changed = other_bits(first, later)
             if promise == "unmerged-rows":
                 stays = unmerged(seen.cases[0], name) & unmerged(seen.cases[call], name)
                 changed &= stays[:, None]
             if changed.any():
                 return message(seen, call, name, changed), None
     return "", None
+
+
+def other_bits(first: NDArray[np.float64], later: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return where the bits differ; +0 and -0 are the same, and so are two NaNs."""
+    return ~((first == later) | (np.isnan(first) & np.isnan(later)))
 
 
 def unmerged(case: Case, name: str) -> NDArray[np.bool_]:

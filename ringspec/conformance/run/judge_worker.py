@@ -12,6 +12,7 @@ import sys
 from threadpoolctl import threadpool_limits
 
 from ringspec.conformance.adapters.control import refusal, take_control
+from ringspec.conformance.cases.model import IF_CLAIMED
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.report import case_line
@@ -30,7 +31,7 @@ def main() -> None:
     request = control.next()
     diagnoser = Diagnoser() if setup["diagnose"] else None
     try:
-        profiles = (setup["profile"], "sharp", "layouts", "schemes")
+        profiles = (setup["profile"], "sharp", *IF_CLAIMED)
         cases = {case.id: case for profile in profiles for case in run_cases(profile)}
         target = opened(setup["spec"], setup["timeout"])
         while True:
