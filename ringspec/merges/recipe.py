@@ -142,7 +142,7 @@ class MergeRecipe:
                 got = shown(getattr(self, flag))
                 raise OptionError(f"{flag} as True or False", got, f"write {flag}=True")
         if self.natural_result and self.base == "e":
-            expected = "natural_result=True with base='2' alone"
+            expected = "natural_result=True only with base='2'"
             raise OptionError(expected, "base='e'", "leave out natural_result: lse is natural")
 
     def carried_in(self, own: str) -> str:

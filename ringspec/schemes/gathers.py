@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ringspec.errors import OptionError
 from ringspec.schemes.mesh import Mesh
 from ringspec.schemes.rings import Tables, home
 from ringspec.schemes.scheme import Scheme, Step, Tokens, Transfer, idle
@@ -77,12 +78,18 @@ def dcp(
 
     tables_k[d] are the keys in the cache of the ranks with coordinate d along ``dcp``; a rank may have none. ``new`` are
     keys that all ranks hold outside the cache: each rank uses them for its own query heads, after the merge. Raises
-    OptionError if the query heads cannot be divided.
+    OptionError if the query heads cannot be divided or the mesh has no axis ``dcp``.
 
     >>> scheme = dcp(Mesh((("dcp", 2),)), 1, [[0, 2], [1]], heads=2, kv_heads=1)
     >>> [one.kind for step in scheme.forward for one in step.transfers]
     ['all_gather', 'reduce_scatter']
     """
+    if "dcp" not in mesh.names:
+        raise OptionError(
+            "a mesh with the axis 'dcp' for decoding",
+            str(mesh),
+            "add the axis 'dcp', of size 1 if nothing is cut along it",
+        )
     groups, parts = mesh.size("tp"), mesh.size("dcp")
     check_heads(heads, kv_heads, groups * parts, "tp x dcp")
     at = [(mesh.coordinate(r, "tp"), mesh.coordinate(r, "dcp")) for r in range(mesh.ranks)]

@@ -230,6 +230,7 @@ def test_a_page_of_schemes_offers_those_that_were_asked_for(tmp_path):
             ("--scheme", "usp", "--workers", "4"),
             "leave out --workers; give the ranks as --mesh ring=2,ulysses=2",
         ),
+        (("--scheme", "usp,ring", "--workers", "4"), "Fix: leave out --workers."),
         (("--scheme", "usp", "--mesh", "ring"), "as ring=2,ulysses=4"),
         (("--scheme", "usp", "--mesh", "ring=0,ulysses=2"), "sizes above 0"),
         (("--mesh", "dcp=2"), "Fix: add --scheme dcp."),

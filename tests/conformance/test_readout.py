@@ -249,6 +249,13 @@ def test_what_another_problem_shows_besides_the_told_faults_is_said():
     assert found.sentences[1] == "zigzag, striped: In the forward pass, lse is in base 2."
     fewer = combined([reading("causal", "o is 0", "dq is 0"), reading("full", "dq is 0")])
     assert fewer.sentences[-1] == "full, only: In the forward pass, dq is 0."
+    swapped = combined(
+        [reading("causal", "o is 0", "dq is 0"), reading("full", "dq is 0", "o is 0")]
+    )
+    assert swapped.others == ("full",) and len(swapped.sentences) == 2
+    window = reading("window", "the causal mask is ignored and the window kept", "o is 0")
+    masked = combined([reading("causal", "no pair is masked"), window])
+    assert masked.sentences[-1] == "window, also: In the forward pass, o is 0."
     many = [reading(f"problem {n}", f"fault {n}") for n in range(4)]
     assert combined([in_causal, *many]).others == ("problem 0", "problem 1")
 

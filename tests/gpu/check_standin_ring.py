@@ -5,7 +5,7 @@
 
 ``example`` is docs/conform/example_standin.py; the others are ready targets, whose packages must be installed, but not
 flash_attn. Those of diffusers call PyTorch's kernel themselves, as diffusers' backend "_native_flash" does. Every case of
-the profile that a target claims is judged, with each number of workers; no recipe is assumed, because those of the ready
+the profile that a target claims is judged, with each number of workers; no recipe is declared, because those of the ready
 targets describe the stand-in that rounds once. ``--device cpu`` tries the same with the stand-in 'flash_attn', and with
 'aten_flash' for diffusers. Writes TARGET.jsonl, as ``ringspec check --report`` does; exit status 1 if a claimed case failed.
 """

@@ -92,6 +92,11 @@ BAD = {
         OptionError,
         "both",
     ),
+    "decoding without its axis": (
+        {"scheme": "dcp", "mesh": {"tp": 2}},
+        OptionError,
+        "add the axis 'dcp'",
+    ),
     "text for a ring": (
         {"scheme": "ring", "mesh": {"ring": 2}, "text": [0]},
         OptionError,

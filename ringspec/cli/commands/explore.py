@@ -161,16 +161,24 @@ def some_schemes(
 
     if names is None:
         axes = {axis for axis, _ in mesh or ()}
-        fitting = [name for name, default in MESHES.items() if axes and axes <= set(default)]
+        fitting = [
+            name
+            for name, default in MESHES.items()
+            if axes and axes <= set(default) and (name != "dcp" or "dcp" in axes)
+        ]
         fix = f"add --scheme {fitting[0]}" if fitting else "add --scheme and its name"
         raise OptionError("--scheme beside --mesh", "no --scheme", fix)
     if refused:
-        example = MESHES.get(names[0], MESHES["usp"])
+        example = MESHES.get(names[0]) if len(names) == 1 else None
         raise OptionError(
             "--scheme with --mesh, --tokens and --seed only",
             f"{refused} beside --scheme",
             f"leave out {refused}"
-            + ("" if refused == "--bug" else f"; give the ranks as --mesh {as_option(example)}"),
+            + (
+                f"; give the ranks as --mesh {as_option(example)}"
+                if example and refused != "--bug"
+                else ""
+            ),
         )
     chosen = tuple(MESHES) if names == ("all",) else names
     return scheme_records(chosen, mesh, SCHEME_TOKENS if tokens is None else tokens, seed)

@@ -91,7 +91,7 @@ class MeshType(click.ParamType):
         axes = [part.partition("=") for part in value.split(",")]
         if not all(size.isascii() and size.isdigit() and int(size[:9]) for _, _, size in axes):
             self.fail(
-                f"{value!r} is not a mesh: write axes and sizes above 0, as ring=2,ulysses=4",
+                f"{value!r} is not a mesh: write axes and sizes above 0, such as ring=2,ulysses=4",
                 param,
                 ctx,
             )
@@ -190,7 +190,7 @@ PROBLEM = (
         "--documents",
         type=LengthsType(),
         metavar="N,N,...",
-        help="Lengths of packed documents; tokens after the last one are padding.",
+        help="Lengths of packed documents, such as 5,3 or 64k; tokens after the last one are padding.",
     ),
     click.option(
         "--kv-documents",

@@ -174,10 +174,6 @@ def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
     of_sum = recipe.statistics if on_grid else carried  # a normalised block has its own logarithm
     grid: Array | float = spacing(lse, carried) if on_grid else 0.0
     before = Error(variance, -np.log1p(-bottom))
-    if recipe.merge_recipe is not None and merge_recipe(recipe.merge_recipe).natural_result:
-        grid = 0.0  # a quotient, of a rounded constant
-        off = np.abs(lse) * abs(float(LOG2_E) * math.log(2.0) - 1)
-        before = before + Error(off * off, off)
     # log(l) is rounded before m is added. A sum m + log(l) in higher precision has less noise.
     high = np.where(head.seen, head.s, -np.inf).max(axis=2, initial=-np.inf)
     more = np.where(np.isneginf(high), 0.0, lse - high)
@@ -188,6 +184,10 @@ def lse_error(head: Head, recipe: Recipe, sources: Sources) -> Error:
     if recipe.merge_recipe is not None and not on_grid:  # m and log(l) are numbers of the format
         before = before + sum_rounding(lse - more, more, carried)
         grid = spacing(lse, carried)
+    if recipe.merge_recipe is not None and merge_recipe(recipe.merge_recipe).natural_result:
+        grid = 0.0  # a quotient, of a rounded constant
+        off = np.abs(lse) * abs(float(LOG2_E) * math.log(2.0) - 1)
+        before = before + Error(off * off, off)
     return partial(lse, before, grid).rounded(recipe.lse).error
 
 

@@ -198,7 +198,7 @@ PLAIN: tuple[tuple[Axes, int, int, tuple[str, ...]], ...] = (
 
 
 def plain() -> Iterator[Split]:
-    """Yield the cases that most public programs of Ulysses and USP claim."""
+    """Yield cases in which no two ranks share a key head; each is claimed by at least one public program."""
     every = "Ulysses and USP, with key heads that the ranks divide."
     for mesh, count, kv_heads, kinds in PLAIN:
         scheme = "ulysses" if len(mesh) == 1 else "usp"

@@ -37,7 +37,8 @@ class Told:
 
     ``faults``: the faults that account for most of the problems. ``explained``: the ids of these problems.
     ``sentences``: the faults in words, then what is wrong in a problem that the faults do not explain. ``others``: the ids
-    of problems that have other faults, all of which are among the sentences.
+    of problems that have other faults, to which a sentence of their own applies; of the problems that were not searched,
+    it need not name all.
     ``alternatives``: other explanations that fit as well, in words. ``hint``: where in a kernel to look for the first
     fault. ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes apart
     from the faults; '' if it is the correct gradient.
@@ -120,9 +121,9 @@ def of_other_problems(
     """Say what is wrong in a few of the problems ``others``, which ``faults`` do not explain.
 
     ``also``: beside these faults; ``only``: some of these faults; otherwise in their place. Returns the sentences, and the
-    ids of the problems that they tell of.
+    ids of the problems to which they apply.
     """
-    known = {fault.name for fault in faults}
+    known = {name_in_any(fault) for fault in faults}
     problems: dict[tuple[str, str], list[str]] = {}
     ids: list[str] = []
     # Problems that were searched come first. The faults of the others may not show in them, so they are not named.
@@ -133,11 +134,15 @@ def of_other_problems(
             if (part := getattr(one, phase)) is not None
             for fault in best_of(phase, part, others)[0]
         ]
-        names = {fault.name for fault in found}
-        how = ", also" if known < names else ", only" if names < known else ""
-        said = [fault for fault in found if not (how == ", also" and fault.name in known)]
-        if not said or any(fault.cost > SIMPLE and fault.name not in known for fault in said):
+        new = [fault for fault in found if name_in_any(fault) not in known]
+        if not found or any(fault.cost > SIMPLE for fault in new):
             continue
+        missing = known - {name_in_any(fault) for fault in found}
+        if not (new or missing):  # the same faults in another order
+            ids.append(one.problem)
+            continue
+        how = "" if new and missing else ", also" if new else ", only"
+        said = new if how == ", also" else found
         base = one.backward.base if one.backward and said[0].phase == "forward" else ""
         words = [fault.told() for fault in said] + ([base] if base else [])
         key = how, " ".join(words)
