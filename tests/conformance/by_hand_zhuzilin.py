@@ -1,10 +1,11 @@
 """ring-flash-attention checked by hand: a program without ringspec, run by test_zhuzilin.py.
 
-    python by_hand_zhuzilin.py VARIANT DTYPE WORKERS
+    python by_hand_zhuzilin.py VARIANT DTYPE WORKERS [noise]
 
 Processes under gloo run the unmodified package; flash-attn's two functions are written here, dense in float64. The
 results are compared with dense float64 attention of the whole sequence. Prints JSON: for o, dq, dk and dv of all
-workers the largest error divided by the largest number, and how many numbers are not representable in bfloat16.
+workers the largest error divided by the largest number, and how many numbers are not representable in bfloat16. noise:
+the tokens and head dimension of the suite's case noise/full-contiguous-w2-fp16.
 """
 
 import json
@@ -14,7 +15,8 @@ from importlib.machinery import ModuleSpec
 
 from by_hand_ranks import on_ranks
 
-B, H, HKV, N, D = 1, 4, 2, 8, 16
+B, H, HKV = 1, 4, 2
+N, D = (192, 64) if "noise" in sys.argv[4:] else (8, 16)  # spawned processes have the same words
 SCALE = 0.25
 LAYOUTS = {
     "ring": lambda rank, workers: list(range(rank * N, (rank + 1) * N)),

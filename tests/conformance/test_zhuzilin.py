@@ -15,9 +15,9 @@ from ringspec.errors import MissingPackageError
 
 @pytest.mark.zhuzilin
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 3])
-def test_by_hand_dq_of_ring_has_the_precision_of_bfloat16_for_float16_inputs(workers):
-    found = by_hand("zhuzilin", "ring", "float16", workers)
+@pytest.mark.parametrize("words", [(2,), (3,), (2, "noise")])
+def test_by_hand_dq_of_ring_has_the_precision_of_bfloat16_for_float16_inputs(words):
+    found = by_hand("zhuzilin", "ring", "float16", *words)
     assert found["dq"]["finer_than_bfloat16"] == 0 and found["dq"]["error"] > 2**-10
     for name in ("o", "dk", "dv"):
         assert found[name]["finer_than_bfloat16"] > 0 and found[name]["error"] <= 2**-10, name
