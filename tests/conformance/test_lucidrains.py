@@ -79,8 +79,18 @@ def test_it_claims_no_lse_because_it_gives_none():
 
 @pytest.mark.lucidrains
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "workers"), [("contiguous", 2), ("striped", 3)])
-def test_by_hand_without_ringspec_dk_and_dv_are_wrong_and_o_and_dq_are_right(layout, workers):
-    found = by_hand("lucidrains", layout, workers)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("contiguous", 2),
+        ("striped", 3),
+        ("contiguous", 2, "full", "noise"),
+        ("contiguous", 4, "noise"),
+        ("striped", 3, "noise"),
+    ],
+    ids=lambda words: "-".join(map(str, words)),
+)
+def test_by_hand_without_ringspec_dk_and_dv_are_wrong_and_o_and_dq_are_right(words):
+    found = by_hand("lucidrains", *words)
     assert found["o"] <= 1e-6 and found["dq"] <= 1e-6
     assert found["dk"] > 0.5 and found["dv"] > 0.5
