@@ -55,6 +55,19 @@ def test_by_hand_at_the_sizes_of_the_noise_cases_the_ring_is_wrong_in_the_same_t
 
 @pytest.mark.yunchang
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [("usp", "low", "window"), ("usp-strip", "low", "window"), ("usp", "high", "window"), ("usp", "high", "causal")],
+    ids="-".join,
+)  # fmt: skip
+def test_by_hand_at_the_sizes_of_the_noise_cases_usp_is_wrong_in_every_tensor(words):
+    what, order, mask = words
+    found = by_hand(what, order, "fa", "bfloat16", 4, mask, "noise")
+    assert all(max(one["errors"]) > 0.1 for one in found.values()), found
+
+
+@pytest.mark.yunchang
+@pytest.mark.slow
 def test_by_hand_causal_usp_is_right_only_if_neighbours_exchange_heads():
     for name, one in by_hand("usp", "low", "fa", "bfloat16", 4, "causal").items():
         assert all(error <= BF16 for error in one["errors"]), name
