@@ -85,6 +85,8 @@ def test_by_hand_causal_usp_is_right_only_if_neighbours_exchange_heads():
 def test_by_hand_the_ring_of_torch_math_merges_with_wrong_weights():
     found = by_hand("usp", "low", "torch_math", "bfloat16", 4, "full")
     assert list(found) == ["o"] and min(found["o"]["errors"]) > 0.1
+    found = by_hand("usp", "low", "torch_math", "bfloat16", 4, "causal", "noise")
+    assert max(found["o"]["errors"]) > 0.1
 
 
 @pytest.mark.yunchang
