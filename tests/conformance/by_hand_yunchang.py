@@ -1,14 +1,16 @@
 """yunchang checked by hand: a program without ringspec, run by test_yunchang.py.
 
-    python by_hand_yunchang.py WHAT ORDER KERNEL DTYPE WORKERS full|causal|window [noise]
+    python by_hand_yunchang.py WHAT ORDER KERNEL DTYPE WORKERS full|causal|window [noise|many-heads]
 
 WHAT: ring, zigzag, stripe, ulysses, usp, usp-zigzag or usp-strip. ORDER: low or high, the groups of
-``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType. window: causal, and at most 5 tokens
-back. noise: the tokens, head dimension and window (100) of the suite's cases 'noise/'. Processes under gloo run the unmodified package; flash-attn's two functions are those of by_hand_zhuzilin.py, dense
-in float64, and so is the forward pass of ATen's flash operator, which has no CPU implementation. yunchang's
-``EXTRACT_FUNC_DICT`` gives each rank of USP and of the contiguous rings its tokens. The results are compared with dense float64 attention of the whole
-sequence. Prints JSON: for o, dq, dk and dv if the kernel has a backward pass, and lse of a ring, the largest error of
-each rank, divided by the largest number, and how many numbers are not representable in bfloat16.
+``set_seq_parallel_pg(use_ulysses_low=...)``. KERNEL: a value of yunchang's AttnType. window: causal, and at most 5
+tokens back. noise, many-heads: the tokens, heads, head dimension and window (100) of the suite's cases 'noise/' and
+'noise/many-heads-bf16'. Processes under gloo run the unmodified package; flash-attn's two functions are those of
+by_hand_zhuzilin.py, dense in float64, and so is the forward pass of ATen's flash operator, which has no CPU
+implementation. yunchang's ``EXTRACT_FUNC_DICT`` gives each rank of USP and of the contiguous rings its tokens. The
+results are compared with dense float64 attention of the whole sequence. Prints JSON: for o, dq, dk and dv if the
+kernel has a backward pass, and lse of a ring, the largest error of each rank, divided by the largest number, and how
+many numbers are not representable in bfloat16.
 """
 
 import json
@@ -19,10 +21,11 @@ from importlib.machinery import ModuleSpec
 import by_hand_zhuzilin as dense
 from by_hand_ranks import on_ranks
 
-B, H = 1, 4
 SCALE = 0.25
-NOISE = "noise" in sys.argv[7:]  # spawned processes have the same words
-D, WINDOW = (64, (100, 0)) if NOISE else (16, (5, 0))
+SIZES = {"noise": (4, 384, 64, (100, 0)), "many-heads": (64, 128, 64, (100, 0))}
+B, H, TOKENS, D, WINDOW = 1, 4, 0, 16, (5, 0)  # TOKENS 0: 8 for each worker
+for word in sys.argv[7:]:  # spawned processes have the same words
+    H, TOKENS, D, WINDOW = SIZES[word]
 NAMES = ("o", "dq", "dk", "dv", "lse")
 RINGS = {
     "ring": "ring_flash_attn_func",
@@ -58,7 +61,7 @@ def aten_forward(
 
 
 def tokens_of_each(workers):
-    return 384 // workers if NOISE else 8
+    return TOKENS // workers or 8
 
 
 def inputs(dtype, workers):

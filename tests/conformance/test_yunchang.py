@@ -57,12 +57,18 @@ def test_by_hand_at_the_sizes_of_the_noise_cases_the_ring_is_wrong_in_the_same_t
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [("usp", "low", "window"), ("usp-strip", "low", "window"), ("usp", "high", "window"), ("usp", "high", "causal")],
+    [
+        ("usp", "low", "window", "noise"),
+        ("usp-strip", "low", "window", "noise"),
+        ("usp", "high", "window", "noise"),
+        ("usp", "high", "causal", "noise"),
+        ("usp", "high", "causal", "many-heads"),
+    ],
     ids="-".join,
 )  # fmt: skip
 def test_by_hand_at_the_sizes_of_the_noise_cases_usp_is_wrong_in_every_tensor(words):
-    what, order, mask = words
-    found = by_hand(what, order, "fa", "bfloat16", 4, mask, "noise")
+    what, order, *rest = words
+    found = by_hand(what, order, "fa", "bfloat16", 4, *rest)
     assert all(max(one["errors"]) > 0.1 for one in found.values()), found
 
 
@@ -85,15 +91,17 @@ def test_by_hand_causal_usp_is_right_only_if_neighbours_exchange_heads():
 def test_by_hand_the_ring_of_torch_math_merges_with_wrong_weights():
     found = by_hand("usp", "low", "torch_math", "bfloat16", 4, "full")
     assert list(found) == ["o"] and min(found["o"]["errors"]) > 0.1
-    found = by_hand("usp", "low", "torch_math", "bfloat16", 4, "causal", "noise")
-    assert max(found["o"]["errors"]) > 0.1
+    for size in ("noise", "many-heads"):
+        found = by_hand("usp", "low", "torch_math", "bfloat16", 4, "causal", size)
+        assert max(found["o"]["errors"]) > 0.1
 
 
 @pytest.mark.yunchang
 @pytest.mark.slow
 def test_by_hand_ulysses_with_torchs_flash_kernel_sees_the_keys_of_other_heads():
-    found = by_hand("ulysses", "low", "torch_flash", "bfloat16", 2, "full")
-    assert list(found) == ["o"] and min(found["o"]["errors"]) > 0.1
+    for words in (["full"], ["causal", "many-heads"]):
+        found = by_hand("ulysses", "low", "torch_flash", "bfloat16", 2, *words)
+        assert list(found) == ["o"] and min(found["o"]["errors"]) > 0.1
 
 
 @pytest.mark.yunchang
