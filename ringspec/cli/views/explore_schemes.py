@@ -133,20 +133,26 @@ def check_mesh(names: Sequence[str], mesh: Mesh) -> None:
 
 
 def check_tokens(name: str, mesh: Mesh, tokens: int) -> None:
-    """Raise OptionError if the ranks do not divide the tokens; the fix is the next number of tokens that they divide."""
+    """Raise OptionError if the ranks do not divide the tokens; the fix is the nearest number that they divide."""
     if name == "dcp":
         return
     unit = mesh.ranks * (1 if name == "joint" else 2)
-    split = {"joint": lambda n: (n - 1) // 8 * 8, "pcp": lambda n: max(8, n - PREFIX)}
-    shared = split.get(name, lambda n: n)
-    if shared(tokens) % unit:
-        good = [n for n in range(8, MOST_TOKENS + 1, 8) if shared(n) % unit == 0 and shared(n)]
+    if shared_tokens(name, tokens) % unit:
+        shares = {n: shared_tokens(name, n) for n in range(8, MOST_TOKENS + 1, 8)}
+        good = [n for n, shared in shares.items() if shared and shared % unit == 0]
         fix = f"choose --tokens {min(good, key=lambda n: abs(n - tokens))}" if good else ""
         raise OptionError(
             f"--tokens of which the ranks share a multiple of {unit} with --scheme {name}",
-            f"{tokens}, of which they share {shared(tokens)}",
+            f"{tokens}, of which they share {shared_tokens(name, tokens)}",
             fix or f"choose fewer ranks, as --mesh {as_option(MESHES[name])}",
         )
+
+
+def shared_tokens(name: str, tokens: int) -> int:
+    """Return how many tokens the ranks divide: without the text of ``joint`` and the cached keys of ``pcp``."""
+    if name == "joint":
+        return (tokens - 1) // 8 * 8
+    return max(8, tokens - PREFIX) if name == "pcp" else tokens
 
 
 def as_option(mesh: dict[str, int]) -> str:
@@ -159,9 +165,9 @@ def one_run(name: str, mesh: Any, mask: str, tokens: int, seed: int) -> tuple[Sc
     own: Data = {"layout": "zigzag"}
     queries = tokens
     if name == "joint":
-        own = {"text": range(tokens - (tokens - 1) // 8 * 8)}
+        own = {"text": range(tokens - shared_tokens("joint", tokens))}
     if name == "pcp":
-        queries = max(8, tokens - PREFIX)
+        queries = shared_tokens("pcp", tokens)
     if name == "dcp":
         own, queries = {"interleave": 2}, NEW
     offset = tokens - queries

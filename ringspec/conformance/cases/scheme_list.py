@@ -197,12 +197,17 @@ PLAIN: tuple[tuple[Axes, int, int, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
+def named(mesh: Axes) -> tuple[str, str]:
+    """Return the scheme of a mesh of Ulysses or USP, and the mesh as a part of an id."""
+    scheme = "ulysses" if len(mesh) == 1 else "usp"
+    return scheme, "-".join(f"{axis}{size}" for axis, size in mesh)
+
+
 def plain() -> Iterator[Split]:
     """Yield cases in which no two ranks share a key head; each is claimed by at least one public program."""
     every = "Ulysses and USP, with key heads that the ranks divide."
     for mesh, count, kv_heads, kinds in PLAIN:
-        scheme = "ulysses" if len(mesh) == 1 else "usp"
-        axes = "-".join(f"{axis}{size}" for axis, size in mesh)
+        scheme, axes = named(mesh)
         for kind in kinds:
             mask, layout = kind.split("-")
             yield Split(
@@ -211,8 +216,7 @@ def plain() -> Iterator[Split]:
                 drawn_as=f"{mask}-h{count}-kv{kv_heads}",
             )  # fmt: skip
     for mesh, lengths, rooms in PADDED:
-        scheme = "ulysses" if len(mesh) == 1 else "usp"
-        axes = "-".join(f"{axis}{size}" for axis, size in mesh)
+        scheme, axes = named(mesh)
         yield Split(
             f"scheme/plain/{axes}-padded-{'-'.join(map(str, lengths))}", every, scheme, mesh,
             heads(4, 4, S=sum(lengths)), packed(*lengths), rooms=rooms,

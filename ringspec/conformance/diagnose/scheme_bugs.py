@@ -18,10 +18,8 @@ from ringspec.conformance.diagnose import scheme_merges as merges
 from ringspec.conformance.diagnose import scheme_term_bugs as terms
 from ringspec.conformance.diagnose import scheme_text_bugs as text
 from ringspec.conformance.diagnose.scheme_answers import Change, answer
+from ringspec.conformance.diagnose.scheme_text_bugs import LINK, Made
 from ringspec.conformance.diagnose.scheme_world import Answer, Block, Floats, World, ring_of
-
-Made = Change | Answer | None
-LINK = "https://github.com/"
 
 
 @dataclass(frozen=True)
