@@ -68,6 +68,8 @@ def _flash_attn_forward(
 
     s = scores(q, wide(k, q), causal, softmax_scale, window_size_left, window_size_right)
     lse = s.logsumexp(3)
+    # A query that sees no key has o = 0 and lse = +inf (normalize_softmax_lse in flash-attn's softmax.h).
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
     o = torch.einsum("bhij,bjhd->bihd", (s - lse[..., None]).exp(), wide(v, q))
     return o.to(q.dtype), lse.float(), None, None
 

@@ -60,6 +60,7 @@ def test_by_hand_at_the_sizes_of_the_noise_cases_the_ring_is_wrong_in_the_same_t
     [
         ("usp", "low", "window", "noise"),
         ("usp-strip", "low", "window", "noise"),
+        ("usp-zigzag", "low", "window", "noise"),
         ("usp", "high", "window", "noise"),
         ("usp", "high", "causal", "noise"),
         ("usp", "high", "causal", "many-heads"),
@@ -131,7 +132,7 @@ def test_by_hand_the_rings_of_stripes_and_zigzag_are_right_but_for_windows(what)
     for name, one in by_hand(what, "low", "fa", "bfloat16", 3, "causal").items():
         assert all(error <= BF16 for error in one["errors"]), name
     for name, one in by_hand(what, "low", "fa", "bfloat16", 3, "window").items():
-        assert any(not error <= 0.1 for error in one["errors"]), name
+        assert any(error > 0.1 for error in one["errors"]), name
 
 
 @pytest.mark.yunchang
@@ -140,7 +141,7 @@ def test_by_hand_the_rings_of_stripes_and_zigzag_are_right_but_for_windows(what)
 @pytest.mark.parametrize("order", ["low", "high"])
 def test_by_hand_windows_of_stripes_and_zigzag_are_wrong(what, order):
     for name, one in by_hand(what, order, "fa", "bfloat16", 4, "window").items():
-        assert any(not error <= 0.1 for error in one["errors"]), name
+        assert any(error > 0.1 for error in one["errors"]), name
 
 
 # What the cases find: the wrong tensors of each case that fails.
