@@ -78,10 +78,10 @@ def limits(planned: Plan, best: Option) -> list[str]:
         return lines
     if best.hides_from is None:
         return [*lines, *nothing_hides(planned, best)]
-    state = "more" if work.tokens >= best.hides_from else "fewer"
+    only = "" if work.tokens >= best.hides_from else "only "
     lines.append(
         f"The computation hides every transfer but that after the last step if a worker has {best.hides_from} tokens or more "
-        f"(here {work.tokens}, {state}){reach(planned, best)}."
+        f"(here it has {only}{work.tokens}){reach(planned, best)}."
     )
     return lines
 
@@ -132,8 +132,7 @@ def scheme_advice(planned: Plan) -> list[str]:
     if timed:
         seconds, fastest = min(timed, key=lambda pair: pair[0])
         words.insert(0, f"{named(fastest)} is fastest, {duration(seconds)}")
-    training = "can train and fit" if planned.best.backward is None else "train and fit"
-    return [f"Of those that {training}: {'; '.join(words)}."]
+    return [f"Of the schemes that can train and fit into memory: {'; '.join(words)}."]
 
 
 def listing(names: list[str]) -> str:

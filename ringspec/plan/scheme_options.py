@@ -15,7 +15,7 @@ from ringspec.schemes.sharding import fewer_parts, padding
 # What limits each scheme, and when to use it.
 LIMITS = {
     "ring": "none on heads; a causal mask needs a layout that balances it, such as zigzag",
-    "double_ring": "as a ring",
+    "double_ring": "as `ring`",
     "all_gather": "memory: every rank holds all keys and values",
     "ulysses": "the axis must divide H; if it does not divide Hkv, key heads are copied",
     "usp": "the axis `ulysses` must divide H",
@@ -27,7 +27,7 @@ USES = {
     "ring": "if computing a block takes longer than sending one",
     "double_ring": "if the ring crosses slow links between nodes",
     "all_gather": "with few key heads, or masks of packed documents",
-    "ulysses": "inside a node, as long as there are heads",
+    "ulysses": "inside a node, if there are at least as many query heads as ranks",
     "usp": "for more ranks than heads: Ulysses within a node, a ring between nodes",
     "joint": "with a short text beside many image tokens",
     "pcp": "for a long prompt",

@@ -12,10 +12,10 @@ COLUMNS = (
     "sent fwd", "sent bwd", "held fwd", "held bwd", "steps", "msgs", "time", "waits", "exposed"
 )  # fmt: skip
 LEGEND = (
-    "sent, held: bytes of the busiest rank in the forward and backward pass, held at the moment with most, without "
-    "buffers for what arrives, ! if the device has less; steps, msgs: of both passes, steps in which ranks compute, and "
-    "messages of one rank to others; time, waits, exposed: the model of a ring's, - if there is none; 4x2: outer x inner, "
-    "ring x ulysses, tp x dcp"
+    "sent, held: bytes that the busiest rank sends, and the most that it holds at any moment, without buffers for what "
+    "arrives (!: more than the device has); steps: steps in which ranks compute, in both passes; msgs: messages that one "
+    "rank sends, in both passes; time, waits, exposed: as for a ring (-: no model); 4x2: outer x inner, ring x ulysses or "
+    "tp x dcp"
 )
 
 
@@ -40,7 +40,7 @@ def scheme_lines(planned: Plan, width: int, details: bool) -> list[str]:
         ],
         moving(planned) if details else [],
         [
-            f"{name}: {USES[name]}. Limits: {LIMITS[name]}.".replace("`", "")
+            f"{name}: use it {USES[name]}. Limits: {LIMITS[name]}.".replace("`", "")
             for name in dict.fromkeys(one.scheme for one in planned.schemes)
         ],
     ]
