@@ -195,7 +195,7 @@ MOST_LISTED = 40
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return a suggestion for an unknown ``name``: the closest known name or, if none is close, a list of known names.
+    """Return a suggestion for an unknown ``name``: the closest or only known name, otherwise a list of known names.
 
     >>> nearest("casual", ["causal", "window"])
     "write 'causal'"
@@ -206,8 +206,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(
         name if isinstance(name, str) else shown(name), names, n=1, cutoff=0.5
     )
-    if close:
-        return f"write {close[0]!r}"
+    if close or len(names) == 1:
+        return f"write {(close or names)[0]!r}"
     if len(names) > MOST_LISTED:
         return f"use one of {', '.join(names[:8])}, ... ({len(names)} in all)"
     return "use one of " + ", ".join(names)

@@ -1,4 +1,4 @@
-"""``ringspec vectors``: list, read, verify and derive golden vectors (inputs with correctly rounded results).
+"""``ringspec vectors``: list, read, verify and compute golden vectors (inputs with correctly rounded results).
 
 The code is in ``vectors_read`` (list, show, diff, export) and ``vectors_derive`` (verify, generate, materialise, make),
 which are imported only when one of their commands runs.
@@ -60,7 +60,7 @@ def vectors_group() -> None:
     A case is a small attention problem, dense or on a ring, with its exact results rounded once to nearest even. Each
     case has one stated reason to exist and lists the known bugs that it finds. This package contains in full the sets
     "core", "merge" (partial results, with the bits of public merges) and "cp" (attention split over ranks). For the
-    larger set "kernel" it contains only digests; "materialise" derives the values on this machine.
+    larger set "kernel" it contains only digests; "materialise" computes the values on this machine.
     """
 
 
@@ -105,13 +105,13 @@ def show_command(**given: Any) -> None:
     vectors_read.show_case(**given)
 
 
-@vectors_group.command("verify", short_help="Derive every case again and compare all bytes.")
+@vectors_group.command("verify", short_help="Compute every case again and compare all bytes.")
 @set_argument("core")
 @only_option
 @jobs_option
 @json_option
 def verify_command(**given: Any) -> None:
-    """Check the files of a set, derive every case again, and compare all bytes.
+    """Check the files of a set, compute every case again, and compare all bytes.
 
     This takes less than a minute for each packaged set on two processors. The exit code is 1 if
     anything differs.
@@ -121,14 +121,14 @@ def verify_command(**given: Any) -> None:
     vectors_derive.verify_set(**given)
 
 
-@vectors_group.command("generate", short_help="Derive a set and write it to a new folder.")
+@vectors_group.command("generate", short_help="Compute a set and write it to a new folder.")
 @click.argument("name", metavar="core|kernel|merge|cp")
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @only_option
 @jobs_option
 @json_option
 def generate_command(**given: Any) -> None:
-    """Derive all values of a set from its list of cases and write them to a new folder.
+    """Compute all values of a set from its list of cases and write them to a new folder.
 
     DEST must not exist: nothing is overwritten. Compare the new set with the existing one ("ringspec vectors diff"),
     and then move it into place. The bytes do not depend on the number of processes.
@@ -138,7 +138,7 @@ def generate_command(**given: Any) -> None:
     vectors_derive.generate_set(**given)
 
 
-@vectors_group.command("make", short_help="Derive golden values for your own problem.")
+@vectors_group.command("make", short_help="Compute golden values for your own problem.")
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @some_problem_options("recipe", "skip_masked")
 @click.option("--dense", is_flag=True, help="Attention without a ring: no workers, no layout.")
@@ -162,7 +162,7 @@ def generate_command(**given: Any) -> None:
 )
 @json_option
 def make_command(**given: Any) -> None:
-    """Derive correctly rounded results for your own problem, and write them to a new folder.
+    """Compute correctly rounded results for your own problem, and write them to a new folder.
 
     The folder contains one case: case.json, and a safetensors file with the inputs, the results in the
     output format and in float64, and the row scales. The same options give the same bytes on every
@@ -202,7 +202,7 @@ def export_command(**given: Any) -> None:
 
 
 @vectors_group.command(
-    "materialise", short_help="Derive and cache values that a set stores as digests."
+    "materialise", short_help="Compute and cache values that a set stores as digests."
 )
 @set_argument("kernel")
 @click.option(
@@ -210,13 +210,13 @@ def export_command(**given: Any) -> None:
     "cache_dir",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Folder of the derived values. [default: $RINGSPEC_CACHE_DIR, or the user's cache folder]",
+    help="Folder of the computed values. [default: $RINGSPEC_CACHE_DIR, or the user's cache folder]",
 )
 @only_option
 @jobs_option
 @json_option
 def materialise_command(**given: Any) -> None:
-    """Derive the values that a set stores only as digests, check them, and cache them.
+    """Compute the values that a set stores only as digests, check them, and cache them.
 
     SET is kernel (the default), or the folder of a set that stores digests. An interrupted run continues where it
     stopped. Values are checked again whenever they are read from the cache.

@@ -100,10 +100,22 @@ def found(spec: str) -> Any:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            known = [one for one in vars(module) if not one.startswith("_")]
-            raise OptionError(f"an object {name} in {place}", "none", nearest(name, known))
+            raise OptionError(
+                f"the target {name} in {place}", "no such object", nearest(name, targets_in(module))
+            )
         value = getattr(value, part)
     return value
+
+
+def targets_in(module: ModuleType) -> list[str]:
+    """Return the names of the targets in a module; if it has none, all its public names."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    targets = [
+        name
+        for name, value in public.items()
+        if hasattr(value, "capabilities") and hasattr(value, "run") and not isinstance(value, type)
+    ]
+    return targets or list(public)
 
 
 def names() -> dict[str, EntryPoint]:
