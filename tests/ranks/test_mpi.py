@@ -112,7 +112,7 @@ def test_simulate_under_mpiexec_prints_the_report_of_lockstep_once():
     [
         (("simulate", "--layut", "zigzag"), "No such option '--layut'"),
         (("simulate", "--heads", "many"), "'many' is not a valid integer"),
-        (("simulat",), "no command 'simulat'"),
+        (("simulat",), "expected a command; got 'simulat'"),
         (("--colour",), "No such option '--colour'"),
         (("simulate", "--comm", "lockstep"), "expected one process for --comm lockstep"),
     ],

@@ -155,9 +155,9 @@ def plan_command(**given: Any) -> None:
     """Estimate what the attention of one layer costs on W workers: time, waiting, bytes sent and memory.
 
     Compares all layouts and three kinds of rings: keys travel, queries travel, or every worker gathers all keys. A ring
-    may have up to 1048576 workers. Then shows every other way to split attention that is possible, such as Ulysses and
-    USP, and says why another is not. Counts of pairs and bytes are exact; times are computed from these counts and the
-    given device rates. The presets use figures that the vendors publish; --json prints their sources.
+    may have up to 1048576 workers. Then lists the ways to split attention that are possible, such as Ulysses and USP, and
+    says why the others are not. Counts of pairs and bytes are exact; times are computed from these counts and the given
+    device rates. The presets use figures that the vendors publish; --json prints their sources.
     """
     from ringspec.cli.views.plan_figure import draw
     from ringspec.cli.views.plan_rings import text

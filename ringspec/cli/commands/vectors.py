@@ -158,7 +158,7 @@ def generate_command(**given: Any) -> None:
     default="mine/case",
     show_default=True,
     metavar="ID",
-    help="Name of the case, from which its inputs are drawn as well.",
+    help="Name of the case. It also determines the inputs.",
 )
 @json_option
 def make_command(**given: Any) -> None:
