@@ -105,7 +105,9 @@ def test_every_way_to_split_attention_is_in_the_document_and_the_text():
     assert any(
         line.startswith("Not possible: ulysses, because ulysses = 16 must") for line in lines
     )
-    assert any(line.startswith("Of the schemes that can train and fit into memory: ") for line in lines)
+    assert any(
+        line.startswith("Of the schemes that can train and fit into memory: ") for line in lines
+    )
     assert max(map(len, lines)) <= 80
 
 

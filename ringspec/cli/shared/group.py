@@ -23,7 +23,9 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            ctx.fail(f"expected a command; got {args[0]!r}. Fix: {nearest(args[0], self.commands)}.")
+            ctx.fail(
+                f"expected a command; got {args[0]!r}. Fix: {nearest(args[0], self.commands)}."
+            )
         return super().resolve_command(ctx, args)
 
     def make_context(self, *words: Any, **extra: Any) -> click.Context:
