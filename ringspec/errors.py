@@ -199,13 +199,16 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
     >>> nearest("casual", ["causal", "window"])
     "write 'causal'"
+    >>> nearest("nope", ["sink-dropped", "stale-keys"])
+    'use one of sink-dropped, stale-keys'
     >>> nearest("?", map(str, range(100)))
     'use one of 0, 1, 10, 11, 12, 13, 14, 15, ... (100 in all)'
     """
     names = sorted(known)
-    close = difflib.get_close_matches(
-        name if isinstance(name, str) else shown(name), names, n=1, cutoff=0.5
-    )
+    word = name if isinstance(name, str) else shown(name)
+    # Letters of a short word are scattered over any long name: 'nope' is half of 'sink-dropped'.
+    similar = [one for one in names if len(one) <= 2 * len(word)]
+    close = difflib.get_close_matches(word, similar, n=1, cutoff=0.5)
     if close or len(names) == 1:
         return f"write {(close or names)[0]!r}"
     if len(names) > MOST_LISTED:
