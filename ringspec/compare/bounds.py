@@ -4,7 +4,7 @@ A recipe (:class:`ringspec.recipes.Recipe`) lists the *rounding points* of an im
 each. An element of a result passes if ``|got - want| <= factor * scale + floor``:
 
 - ``scale`` is the row scale (docs/spec/numbers.md): the sum that defines the result, with the absolute value of each
-  term, times kappa = 1 + the row's largest |logit|.
+  term, times kappa = 1 + the row's largest logit, computed with absolute values too.
 - ``factor`` bounds the rounding errors, in units of the row scale (:func:`bound_factors`).
 - ``floor`` covers underflow (:func:`bound_floors`).
 

@@ -51,7 +51,7 @@ LEGEND = {
     "2 x 2080 pairs": "B H = 2 heads with 2080 visible pairs each",
     "errors": "in units of the row scale of each row; abs: the largest |error| itself",
     "row scale": "unit for rounding errors: the sums of a row with every term replaced by its "
-    "absolute value, times 1 + the row's largest |logit|",
+    "absolute value, times 1 + the row's largest logit, computed in the same way",
 }
 
 EXAMPLES = """\b

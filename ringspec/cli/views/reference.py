@@ -27,7 +27,8 @@ ROWS_PER_WORKER = 8
 BOUNDS = {"float64": 1e-14}
 REFERENCE = "the dense definition in float64"
 ROW_SCALE = (
-    "the row's sums with every term replaced by its absolute value, times 1 + its largest |logit|"
+    "the row's sums with every term replaced by its absolute value, "
+    "times 1 + its largest logit, computed in the same way"
 )
 
 Data = dict[str, Any]
