@@ -4,15 +4,13 @@
 2. ``forms``      one file for each formula
 3. ``functions``  the elementary functions, which the caller may supply
 4. ``table``      the recipes of public implementations: :data:`MERGES`
-5. ``merge``      partial results and a recipe in, bits out
+5. ``merge``      computes the bits from partial results and a recipe
 6. ``gradients``  sums of the gradients
 7. ``intervals``, ``enclosures``  all results that operations can have when elementary functions are not known exactly
-8. ``certified``  which bits of a merge do not depend on them
+8. ``certified``  which bits of a merge do not depend on the elementary functions
 9. ``points``     the rounding points that a merge recipe implies
 
-The promise, of recipes that were compared with the real code (``compared_with``): bit-exact from given partial results, with
-the elementary functions supplied. It does not cover what determines the partial results, a compiler that contracts
-products and sums, or the order of a collective's sum. A recipe from reading alone may be wrong.
+docs/reference/merges.md says what a recipe promises, and what not.
 """
 
 from ringspec.merges.certified import Certain, certain

@@ -12,8 +12,9 @@ The lse of all parts is a running one; it starts as that of the first part::
 
     o = o_0    o = N(o exp(L - L'))    o = N(o + o_i exp(l_i - L'))
 
-N rounds to the carried format; a recipe may leave out the rounding of the earlier o (``earlier_rounded``). Two empty parts give NaN, because -inf - (-inf) is NaN; once NaN, a row stays so. The weights
-are exponentials of differences of *rounded* lse, so their sum is not 1 if lse is large.
+N rounds to the carried format; a recipe may leave out the rounding of the earlier o (``earlier_rounded``). Two empty
+parts give NaN, because -inf - (-inf) is NaN, and a row that is NaN stays NaN. The weights are exponentials of differences
+of *rounded* lse, so their sum is not 1 if lse is large.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
     o = o - sigmoid(lse_i - lse) (o - o_i)        lse = lse - logsigmoid(lse - lse_i)
 
-It starts with the first part as it is. The weights of a step are s and 1 - s, so they sum to 1 however large lse is. If the
-first part is empty (lse = -inf) and a later one is not, the difference is infinite, and the row becomes NaN; so does a
-row of two empty parts.
+It starts with the first part unchanged. The weights of a step are s and 1 - s, so they sum to 1 however large lse is. If
+the first part is empty (lse = -inf) and a later one is not, the difference is infinite, and the row becomes NaN. A row of
+two empty parts becomes NaN too.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ lse, l_i = 1::
     l = l a + l_i b     o = N(N(o a) + N(o_i b))
     at the end: o = o (1 / l)    L = m + log(l)
 
-N rounds to the carried format; the products are rounded only if the recipe says so. Nothing exponentiates a rounded lse, so a
-large lse costs nothing. m is at least half the lowest float32, so that a difference of two empty parts
+N rounds to the carried format; the products are rounded only if the recipe says so. No rounded lse is
+exponentiated, so a large lse costs no accuracy. m is at least half the lowest float32, so that a difference of two empty parts
 is 0 and not NaN; a row of empty parts has l = 0.
 """
 
