@@ -335,7 +335,7 @@ def merge_table() -> str:
     """The table of merge recipes: a row for each, with its source and what it was compared with."""
     rows = [["recipe", "form", "what it is", "source", "releases", "compared with"]]
     for name, one in MERGES.items():
-        compared = one.compared_with or "**nothing; from reading alone**"
+        compared = one.compared_with or "**nothing**"
         if one.gradients_compared_with:
             compared += f"; gradients: {one.gradients_compared_with}"
         elif one.dq is not None:

@@ -90,7 +90,7 @@ def row(name: str) -> list[str]:
     cells.append(f"{error(name, 64, 'float32', 5):.1e}")
     cells += [f"{error(name, w, 'float32', 1000):.1e}" for w in (2, 64)]
     cells.append(f"{error(name, 8, 'float32', 5, unit=1 / math.log(2)):.1e}")
-    label = f"`{name}`" if MERGES[name].compared_with else f"`{name}` (read only)"
+    label = f"`{name}`" if MERGES[name].compared_with else f"`{name}` (not compared)"
     return [
         label,
         MERGES[name].form,
@@ -128,7 +128,7 @@ def certain_table() -> str:
     ).split("|")
     rows = [head, ["---"] * len(head)]
     for name in SHOWN:
-        label = f"`{name}`" if MERGES[name].compared_with else f"`{name}` (read only)"
+        label = f"`{name}`" if MERGES[name].compared_with else f"`{name}` (not compared)"
         # Rounded down, so that 100 % is all elements.
         rows.append([label, *(f"{math.floor(1000 * share) / 10} %" for share in shares(name))])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
@@ -173,7 +173,7 @@ def predicted_table() -> str:
     head = ["recipe", *(f"{tensor}, W = {workers}" for tensor, workers in PREDICTED)]
     rows = [head, ["---"] * len(head)]
     for name in (*SHOWN, "ring_flash_attn", "tokamax"):
-        label = f"`{name}`" if MERGES[name].compared_with else f"`{name}` (read only)"
+        label = f"`{name}`" if MERGES[name].compared_with else f"`{name}` (not compared)"
         rows.append([label, *predictions(name)])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 

@@ -47,12 +47,12 @@ def certain(parts: Any, recipe: str | MergeRecipe, ulps: int = 4) -> Certain:
     ``ulps``, 1 to 1024: how far an elementary function may be from the correctly rounded result, in units in the last
     place; sigmoid and logsigmoid may also be composed of such functions. 4 covers NumPy's (of 8 million
     float32 arguments each, exp was at most 2 away and log at most 4). Functions must be exact where the result is, such as exp(0) = 1, and may
-    return 0 for a subnormal result. Division counts as such a function, and is exact for a power of two. Not covered: a GPU's approximate exponential for large arguments, whose error grows
-    with the argument, and contraction by a compiler.
+    return 0 for a subnormal result. Division counts as such a function, and is exact for a power of two. Not covered: a
+    GPU's approximate exponential for large arguments, whose error grows with the argument, and contraction by a compiler.
 
-    An element that is not certain may have the same bits nevertheless, because the intervals of repeated operations do not
-    know that their operands depend on each other. The original is the recipe: a certified element of a recipe from
-    reading alone says nothing about the implementation.
+    An element that is not certain may have the same bits nevertheless, because intervals ignore that the operands of
+    repeated operations depend on each other. Bits are certain for the recipe: whether the implementation has them, too,
+    depends on the recipe being right.
 
     Raises OptionError for other ``ulps``, and the errors of ``merge``.
 

@@ -3,7 +3,8 @@
 A GPU compiler may contract products and sums, and kernels use approximate exponentials (``ex2.approx``), so the source does
 not determine the bits of a run. ``fma=True`` declares the contraction. Triton's exponential is ex2.approx(x log2(e)), its
 division ``div.full.f32``, and its logarithm that of libdevice: with these as functions, the recipes of Triton kernels gave every
-bit of them on a GPU. The recipes without ``compared_with`` are from reading alone.
+bit of them on a GPU. The recipes without ``compared_with`` were only written
+from the source.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ def merge(
     ``functions`` are the elementary functions, NumPy's if None.
 
     Returns o [..., Dv], in the dtype of the parts' o, and lse [...], float32: the bits of the implementation that the recipe
-    describes, if ``functions`` are its elementary functions and the recipe is right; one without ``compared_with`` is from
-    reading alone. Raises OptionError for an unknown recipe, DtypeError
-    and ShapeError for parts of other types or shapes.
+    describes, if ``functions`` are its elementary functions and the recipe is right. A recipe without ``compared_with`` was
+    only written from the source, and may be wrong. Raises OptionError for an unknown recipe, DtypeError and ShapeError for
+    parts of other types or shapes.
 
     >>> import numpy as np
     >>> o, lse = np.ones((1, 4, 2, 8), np.float32), np.zeros((1, 4, 2), np.float32)

@@ -92,7 +92,7 @@ class MergeRecipe:
                   was read
     ``source``    repository, path and commit or release
     ``versions``  releases for which the recipe holds, as far as known
-    ``compared_with``  the real code that was executed beside the recipe, and how; None: the recipe is from reading alone
+    ``compared_with``  the real code whose results were compared with the recipe's, and how; None: it was only written from the source
     ``gradients_compared_with``  the same for ``dq`` and ``dkv``
     ``note``      one sentence
 

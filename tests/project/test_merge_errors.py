@@ -31,7 +31,7 @@ def test_the_table_has_a_row_for_each_shown_recipe_and_marks_those_from_reading(
     rows = stored_rows(program)
     assert list(rows) == list(program.SHOWN)
     for name, row in rows.items():
-        assert ("(read only)" in row[0]) is (MERGES[name].compared_with is None), name
+        assert ("(not compared)" in row[0]) is (MERGES[name].compared_with is None), name
 
 
 def test_the_table_is_what_the_program_measures(program):
@@ -66,7 +66,7 @@ def test_the_table_of_predictions_has_the_recipes_and_each_measured_error_is_nea
     rows = stored_rows(program, "PREDICTED_START", "PREDICTED_END")
     assert list(rows) == [*program.SHOWN, "ring_flash_attn", "tokamax"]
     for name, row in rows.items():
-        assert ("(read only)" in row[0]) is (MERGES[name].compared_with is None), name
+        assert ("(not compared)" in row[0]) is (MERGES[name].compared_with is None), name
         for cell in filter(None, row[1:]):
             predicted, measured = map(float, cell.split("/"))
             assert 0.9 <= measured / predicted <= 1.1, (name, cell)
