@@ -103,10 +103,11 @@ def make_layout(layout: Any, length: int, workers: int, cu_seqlens: Any = None) 
         return spec.zigzag_per_document(length_of(length), workers, starts(cu_seqlens, length))
     chunks, length = 2 if layout == "zigzag" else 1, length_of(length)
     if length % (chunks * workers) != 0:
+        longer = -(-length // (chunks * workers)) * chunks * workers
         raise LayoutError(
             f"S divisible by {'W' if chunks == 1 else '2W'} = {chunks * workers} for the layout {layout!r}",
             f"S = {length}",
-            "pad the sequence, or pass a table with -1 in the slots that hold no token",
+            f"pad the sequence to S = {longer}",
         )
     constructors = {"contiguous": spec.contiguous, "striped": spec.striped, "zigzag": spec.zigzag}
     return constructors[layout](length, workers)
