@@ -258,7 +258,7 @@ def accumulate_product(
         target[...] = round_once(product + held, dst.dtype)
     _mark_started(dst)
     mark_written(dst)
-    if storage.rivals:
+    if storage.site is not None:
         overwrite_rivals(dst)
 
 

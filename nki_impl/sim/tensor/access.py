@@ -329,7 +329,7 @@ def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
             storage.started = None
         else:
             over(tensor, storage.started_mask(), storage.dtype.itemsize)[...] = False
-    if storage.rivals:
+    if storage.site is not None:
         overwrite_rivals(tensor)
 
 
@@ -355,7 +355,7 @@ def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "ds
         _recount(dst)
     if storage.started is not None:
         over(dst, storage.started_mask(), storage.dtype.itemsize)[chosen] = False
-    if storage.rivals:
+    if storage.site is not None:
         overwrite_rivals(dst)
 
 
