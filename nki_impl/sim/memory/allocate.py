@@ -68,7 +68,8 @@ def new_tensor(
         core.memory.charge(storage, address)
         if address is not None:
             storage.line = kernel_line()
-            join_site(storage, core.memory.sites[region])
+            sites = core.memory.psum_sites if region is PSUM else core.memory.sbuf_sites
+            join_site(storage, sites)
     tensor = NkiTensor(lengths, kind, storage, region, label)
     if core.loops is not None:
         core.loops.allocated(tensor)

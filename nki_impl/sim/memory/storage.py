@@ -176,7 +176,8 @@ class Storage:
         self.line = ""
         self.site: Site | None = None
         self.is_filling = False
-        self.lost: NDArray[np.bool_] | None = None
+        self.lost: NDArray[np.bool_] | bool | None = None
+        """The lost bytes, as (partitions, bytes), in one row if they are the same in all partitions; True: all bytes."""
         self.lost_to = ""
         self.maker: CodeType | None = None
         self.shadow: object = None
@@ -248,7 +249,8 @@ class CoreMemory:
         self.psum_high = 0
         self.lifetimes = Lifetimes()
         self._placed: Counter[int] = Counter()
-        self.sites: dict[MemoryRegion, dict[Extent, Site]] = {SBUF: {}, PSUM: {}}
+        self.sbuf_sites: dict[Extent, Site] = {}
+        self.psum_sites: dict[Extent, Site] = {}
         """The places that the kernel chose so far."""
 
     def charge(self, storage: Storage, address: tuple[int, int] | None) -> None:

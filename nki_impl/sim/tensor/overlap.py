@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from nki_impl.sim.errors import OverlapError, kernel_line
 from nki_impl.sim.memory.storage import Extent, Near, Place, Site, Storage
-from nki_impl.sim.tensor.patterns import over, over_each
+from nki_impl.sim.tensor.patterns import covers_storage, over, over_each
 
 if TYPE_CHECKING:
     from nki_impl.sim.tensor.views import NkiTensor
@@ -72,8 +72,9 @@ def _fill(storage: Storage, site: Site) -> None:
 
 def _common(a: Extent, b: Extent) -> Extent | None:
     """Return the memory that two extents share, or None."""
-    top, bottom, left, right = max(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), min(a[3], b[3])
-    return (top, bottom, left, right) if top < bottom and left < right else None
+    if a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2]:
+        return None
+    return max(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), min(a[3], b[3])
 
 
 def _near(site: Site, other: Site, common: Extent) -> Near:
@@ -109,12 +110,13 @@ def overwrite_rivals(tensor: NkiTensor) -> None:
     ]
     if not rivals and storage.lost is None:
         return
-    if tensor.whole:
+    whole = covers_storage(tensor)
+    if whole:
         storage.lost = None
     by = f"{describe(storage)}, written at {kernel_line()}" if rivals else ""
     written = None
     for near, held in rivals:
-        if tensor.whole and near.is_covered and held.missing == 0:
+        if whole and near.is_covered and held.missing == 0:
             _lose_all(held, by)
             continue
         written = _written_bytes(tensor) if written is None else written
@@ -142,7 +144,7 @@ def _written_bytes(tensor: NkiTensor) -> NDArray[np.bool_]:
 
 def _lose_all(rival: Storage, by: str) -> None:
     """Mark all bytes of ``rival``, which are all written, as lost; ``by`` describes the write."""
-    rival.lost = np.ones((1, rival.partition_bytes), np.bool_)
+    rival.lost = True
     rival.lost_to = by
     rival.missing = rival.raw.size // rival.unit
     rival.mask = rival.started = None
@@ -192,6 +194,8 @@ def _lose(rival: Storage, place: Place, hit: NDArray[np.bool_], by: str) -> None
 def _add_lost(rival: Storage, place: Place, gone: NDArray[np.bool_]) -> None:
     """Add ``gone`` to the lost bytes of ``rival``, (partitions, bytes), which have one row if all rows are the same."""
     lost = rival.lost
+    if isinstance(lost, bool):
+        return  # all bytes are lost already
     if lost is None:
         lost = np.zeros(
             (1 if place[0] == slice(None) else rival.shape[0], rival.partition_bytes), np.bool_
