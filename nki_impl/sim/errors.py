@@ -20,17 +20,13 @@ def in_simulator(file: str) -> bool:
     return file.startswith(_PACKAGE)
 
 
-def _outer_frames() -> tuple[FrameType | None, FrameType | None]:
-    """Return two frames of the call stack: the simulator's function that the kernel called, and the kernel itself."""
-    frame: FrameType | None = sys._getframe(1)
-    public: FrameType | None = None
+def _kernel_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the kernel's function that called the simulator: the first one outside it."""
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        if frame.f_code.co_name != "entry" and not frame.f_code.co_name.startswith("<"):
-            public = frame
         frame = frame.f_back
     while frame is not None and frame.f_back is not None and _is_standard(frame):
         frame = frame.f_back  # copy.deepcopy, for example, called by the kernel
-    return public, frame
+    return frame
 
 
 def _is_standard(frame: FrameType) -> bool:
@@ -40,14 +36,19 @@ def _is_standard(frame: FrameType) -> bool:
 
 def kernel_line() -> str:
     """Return ``file:line`` for the line of the kernel that is running."""
-    frame = _outer_frames()[1]
+    frame = _kernel_frame(sys._getframe(1))
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _operation_name() -> str:
     """Return the name of the simulator's function that the kernel called."""
-    frame = _outer_frames()[0]
-    return "?" if frame is None else frame.f_code.co_qualname
+    frame: FrameType | None = sys._getframe(1)
+    public: FrameType | None = None
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_code.co_name != "entry" and not frame.f_code.co_name.startswith("<"):
+            public = frame
+        frame = frame.f_back
+    return "?" if public is None else public.f_code.co_qualname
 
 
 class NkiValidationError(Exception):

@@ -41,6 +41,31 @@ def flat(array: Array) -> Array:
     return array if array.ndim == 2 else array.reshape(array.shape[0], -1)
 
 
+def exchanged(array: Array) -> Array:
+    """Return ``array`` with its first and last axis exchanged: a view of a fresh copy, which is read fast in this order.
+
+    Rows far apart share a few sets of the processor's cache. Read column by column, they push each other out, so the
+    copy puts the rows of each block of one middle index together. For (128, 1, 16, 128) this takes a fourth of the time.
+    """
+    last = array.ndim - 1
+    middle = range(1, last)
+    near = array.transpose(*middle, 0, last).copy()
+    return near.transpose(last, *range(last - 1), last - 1)
+
+
+def selected(kept: Array, values: Array, fill: Any, out: Array | None) -> Array:
+    """Return ``values`` where ``kept`` is True, and the number ``fill`` elsewhere; stored in ``out`` if that is given.
+
+    np.where takes twice as long if one of its choices is a number.
+    """
+    if out is None:
+        out = values.copy()
+    else:
+        np.copyto(out, values)
+    np.copyto(out, fill, where=~kept)
+    return out
+
+
 def same_size(first: NkiTensor, name: str, second: NkiTensor, other: str) -> None:
     """Raise :class:`ShapeError` unless both tensors have the same partition count and the same free size."""
     a, b = first._array, second._array

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import DmaError, DtypeError, OutOfBoundsError, UnsupportedError
-from nki_impl.sim.isa.common import Array
+from nki_impl.sim.isa.common import Array, exchanged
 from nki_impl.sim.isa.enums import dge_mode as Dge
 from nki_impl.sim.isa.enums import engine as Engine
 from nki_impl.sim.isa.enums import oob_mode as Oob
@@ -204,5 +204,5 @@ def dma_transpose(
             return
         check_copy(dst, view_of(of, of._array.transpose(order), of.dtype))
         values = read_raw(of, "src")
-    write(dst, values.transpose(order))
+    write(dst, exchanged(values))
     core.count("dma", dst._array.size, 0, dst._array.size * dst.dtype.itemsize)

@@ -23,12 +23,13 @@ from nki_impl.sim.isa.common import (
     raw_flat,
     read_flat,
     same_size,
+    selected,
 )
 from nki_impl.sim.isa.reduce import reduction
 from nki_impl.sim.machine.core import current, instruction
 from nki_impl.sim.operators.ops import find
 from nki_impl.sim.operators.tokens import equal
-from nki_impl.sim.tensor.access import read_raw, tile, write
+from nki_impl.sim.tensor.access import read_raw, result_array, tile, write
 from nki_impl.sim.tensor.dtypes import round_once
 from nki_impl.sim.tensor.views import NkiTensor
 
@@ -113,12 +114,10 @@ def affine_select(
     kept = meaning.apply(free[None, :], lanes[:, None])
     fill = np.array(immediate(on_false_value, "on_false_value"))
     if dst.dtype is on_true.dtype:
-        values = np.where(
-            kept, flat(read_raw(on_true, "on_true_tile")), round_once(fill, dst.dtype)
-        )
+        values, fill = flat(read_raw(on_true, "on_true_tile")), round_once(fill, dst.dtype)
     else:
-        values = np.where(kept, read_flat(on_true, "on_true_tile"), fill)
-    write(dst, values)
+        values = read_flat(on_true, "on_true_tile")
+    write(dst, selected(kept, values, fill, result_array(dst, values.shape)))
     current().count("gpsimd", dst._array.size)
 
 

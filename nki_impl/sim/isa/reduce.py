@@ -33,6 +33,7 @@ from nki_impl.sim.isa.common import (
     read_flat,
     same_size,
     scalar_operand,
+    selected,
 )
 from nki_impl.sim.isa.enums import IDLE, LOAD_REDUCE, REDUCE, RESET, RESET_REDUCE
 from nki_impl.sim.isa.enums import reduce_cmd as Cmd
@@ -273,7 +274,7 @@ def range_select(
     positions = np.arange(range_start, range_start + size, dtype=np.float32)[None, :]
     kept = _compare(comp_op0, "comp_op0", positions, _bound(bound0, "bound0", partitions))
     kept &= _compare(comp_op1, "comp_op1", positions, _bound(bound1, "bound1", partitions))
-    values = np.where(kept, data, np.float32(FLOAT32_MIN))
+    values = selected(kept, data, np.float32(FLOAT32_MIN), result_array(dst, data.shape))
     accumulate(core, "vector", reduce_cmd, meaning, values)
     write(dst, values)
     store_registers(core, "vector", reduce_res, partitions)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nki_impl.sim.errors import DtypeError, MatmulError, PlacementError
-from nki_impl.sim.isa.common import Array, flat, free_size, pick_engine
+from nki_impl.sim.isa.common import Array, exchanged, flat, free_size, pick_engine
 from nki_impl.sim.isa.enums import (
     PLAIN_MATMUL,
     matmul_perf_mode,
@@ -39,7 +39,7 @@ from nki_impl.sim.tensor.access import (
 )
 from nki_impl.sim.tensor.dtypes import float32, round_once, to_float32
 from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
-from nki_impl.sim.tensor.patterns import over
+from nki_impl.sim.tensor.patterns import covers_storage, over
 from nki_impl.sim.tensor.views import NkiTensor
 
 _FREE = {"float8_e4m3", "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"}
@@ -96,6 +96,8 @@ def nc_matmul(
             flat(read_operand(stationary, "stationary")),
             flat(read_operand(moving, "moving")),
         )
+        if accumulate is None and _is_unstarted(dst):
+            accumulate = False
         out = result_array(dst, (m, n)) if accumulate is False else None
         accumulate_product(dst, np.matmul(a.T, b, out=out), accumulate, core.strict_matmul)
     else:
@@ -258,13 +260,21 @@ def accumulate_product(
         target[...] = round_once(product + held, dst.dtype)
     _mark_started(dst)
     mark_written(dst)
-    if storage.rivals:
+    if storage.site is not None:
         overwrite_rivals(dst)
+
+
+def _is_unstarted(dst: NkiTensor) -> bool:
+    """Return whether no element of ``dst`` was last written by a matmul."""
+    started = dst._storage.started
+    if isinstance(started, np.ndarray):
+        return not over(dst, started, dst._storage.dtype.itemsize).any()
+    return started is None
 
 
 def _mark_started(dst: NkiTensor) -> None:
     storage = dst._storage
-    if dst.whole:
+    if covers_storage(dst):
         storage.started = True
     elif storage.started is not True:
         over(dst, storage.started_mask(), storage.dtype.itemsize)[...] = True
@@ -312,6 +322,5 @@ def nc_transpose(
         raise DtypeError(
             "dst", f"{data.dtype} as data has", dst.dtype, "allocate dst with data.dtype"
         )
-    # Rows far apart share a few sets of the processor's cache, so columns are read faster from a copy without gaps.
-    write(dst, flat(read_raw(data, "data")).copy().T)
+    write(dst, exchanged(flat(read_raw(data, "data"))))
     core.count(chosen, p * f, 2 * p * f * p if chosen == "tensor" else 0)

@@ -16,7 +16,7 @@ from nki_impl.sim.memory.storage import (
     check_shape,
 )
 from nki_impl.sim.tensor.dtypes import as_dtype
-from nki_impl.sim.tensor.overlap import link_rivals
+from nki_impl.sim.tensor.overlap import join_site
 from nki_impl.sim.tensor.views import NkiTensor
 
 
@@ -68,7 +68,8 @@ def new_tensor(
         core.memory.charge(storage, address)
         if address is not None:
             storage.line = kernel_line()
-            link_rivals(storage, core.memory.tenants(storage))
+            sites = core.memory.psum_sites if region is PSUM else core.memory.sbuf_sites
+            join_site(storage, sites)
     tensor = NkiTensor(lengths, kind, storage, region, label)
     if core.loops is not None:
         core.loops.allocated(tensor)

@@ -90,12 +90,35 @@ Place = tuple[slice, slice]
 """Partitions and bytes of a partition."""
 
 
-class Rival(NamedTuple):
-    """A storage that shares memory with another: the place ``mine`` of that one is the place ``theirs`` of ``storage()``."""
+Extent = tuple[int, int, int, int]
+"""The first partition, one past the last, the first byte of a partition, and one past the last."""
 
-    storage: weakref.ref[Storage]
+
+class Site:
+    """The memory at one ``extent`` in SBUF or PSUM of a core. All tensors that the kernel places exactly there share it.
+
+    ``filled``: those of its tensors that may hold data. ``near``: the sites that share memory with this one, which is
+    one of them.
+    """
+
+    __slots__ = ("extent", "filled", "near")
+
+    def __init__(self, extent: Extent) -> None:
+        self.extent = extent
+        self.filled: list[weakref.ref[Storage]] = []
+        self.near: list[Near] = []
+
+
+class Near(NamedTuple):
+    """A site that shares memory with another: the place ``mine`` of that one is the place ``theirs`` of ``site``.
+
+    ``is_covered``: whether ``theirs`` is all of ``site``.
+    """
+
+    site: Site
     mine: Place
     theirs: Place
+    is_covered: bool
 
 
 class Storage:
@@ -107,14 +130,14 @@ class Storage:
     matmul operands (see :func:`~nki_impl.sim.tensor.access.read_operand`); None after each write. ``started`` (PSUM): the elements whose last
     write was by a matmul; None if there are none, True if all are. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
     ``read_only``: True for kernel inputs, which cannot be written. ``placed``: (partition, byte) if the kernel chose the
-    address. ``rivals``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`. ``maker``: the code of the
+    address. ``site``, ``is_filling``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`. ``maker``: the code of the
     function that called ``nl.ndarray``; None for other allocations.
     """
 
     __slots__ = (
         "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "alike", "unit", "started", "account", "placed", "banks", "on_chip",
-        "free_size", "partition_bytes", "shadow", "first", "last", "line", "rivals", "lost", "lost_to", "maker",
+        "free_size", "partition_bytes", "shadow", "first", "last", "line", "site", "is_filling", "lost", "lost_to", "maker",
         "widened", "__weakref__",
     )  # fmt: skip
 
@@ -151,8 +174,10 @@ class Storage:
         self.partition_bytes = self.free_size * dtype.itemsize
         """Bytes per partition of an on-chip storage."""
         self.line = ""
-        self.rivals: list[Rival] = []
-        self.lost: NDArray[np.bool_] | None = None
+        self.site: Site | None = None
+        self.is_filling = False
+        self.lost: NDArray[np.bool_] | bool | None = None
+        """The lost bytes, as (partitions, bytes), in one row if they are the same in all partitions; True: all bytes."""
         self.lost_to = ""
         self.maker: CodeType | None = None
         self.shadow: object = None
@@ -224,30 +249,9 @@ class CoreMemory:
         self.psum_high = 0
         self.lifetimes = Lifetimes()
         self._placed: Counter[int] = Counter()
-        self._tenants: dict[MemoryRegion, list[tuple[int, int, weakref.ref[Storage]]]] = {
-            SBUF: [],
-            PSUM: [],
-        }
-        self._crowded = 64
-
-    def tenants(self, storage: Storage) -> list[Storage]:
-        """Return the other living tensors that the kernel placed at bytes of ``storage``, and add ``storage``.
-
-        They are in the same memory, but may be in other partitions.
-        """
-        assert storage.placed is not None
-        low, high = storage.placed[1], storage.placed[1] + storage.partition_bytes
-        placed = self._tenants[storage.buffer]
-        found = [
-            held
-            for first, last, ref in placed
-            if first < high and low < last and (held := ref()) is not None
-        ]
-        if len(placed) >= self._crowded:
-            placed[:] = [entry for entry in placed if entry[2]() is not None]
-            self._crowded = 2 * len(placed) + 64
-        placed.append((low, high, weakref.ref(storage)))
-        return found
+        self.sbuf_sites: dict[Extent, Site] = {}
+        self.psum_sites: dict[Extent, Site] = {}
+        """The places that the kernel chose so far."""
 
     def charge(self, storage: Storage, address: tuple[int, int] | None) -> None:
         """Allocate space for ``storage``; ``address`` = (partition, byte) if the kernel chooses the place.

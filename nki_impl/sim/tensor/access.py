@@ -27,7 +27,7 @@ from nki_impl.sim.memory.registers import VirtualRegister
 from nki_impl.sim.memory.storage import PSUM, SHARED_HBM, MemoryRegion, Storage
 from nki_impl.sim.tensor.dtypes import as_dtype, float32, round_once, rounds_on_store, to_float32
 from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
-from nki_impl.sim.tensor.patterns import over, over_each, strided, view_of
+from nki_impl.sim.tensor.patterns import covers_storage, over, over_each, strided, view_of
 from nki_impl.sim.tensor.views import NkiTensor
 
 Array = NDArray
@@ -163,9 +163,7 @@ def mark_written(tensor: NkiTensor) -> None:
     storage = tensor._storage
     if storage.missing == 0:
         return
-    if tensor.whole or (
-        tensor._array.nbytes == storage.raw.size and tensor._array.flags.c_contiguous
-    ):
+    if covers_storage(tensor):
         storage.set_all_written()
         return
     if storage.on_chip and tensor._array.shape[0] == storage.shape[0] and _mark_columns(tensor):
@@ -325,11 +323,11 @@ def write(tensor: NkiTensor, values: Array, operand: str = "dst") -> None:
     if storage.missing:
         mark_written(tensor)
     if storage.started is not None:
-        if tensor.whole:
+        if covers_storage(tensor):
             storage.started = None
         else:
             over(tensor, storage.started_mask(), storage.dtype.itemsize)[...] = False
-    if storage.rivals:
+    if storage.site is not None:
         overwrite_rivals(tensor)
 
 
@@ -355,7 +353,7 @@ def write_where(dst: NkiTensor, values: Array, chosen: Array, operand: str = "ds
         _recount(dst)
     if storage.started is not None:
         over(dst, storage.started_mask(), storage.dtype.itemsize)[chosen] = False
-    if storage.rivals:
+    if storage.site is not None:
         overwrite_rivals(dst)
 
 

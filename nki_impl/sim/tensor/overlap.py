@@ -5,6 +5,9 @@ of published kernels do so after a reset. An overlap alone is therefore no error
 another tensor was written over it. The simulator keeps separate bytes for each tensor. A write to one of two
 overlapping tensors, which are called *rivals*, marks the same bytes of the other as *lost*, until they are written again.
 
+Published kernels place many tensors at few places, which they use in turn. The tensors at one place therefore share a
+:class:`~nki_impl.sim.memory.storage.Site`, and which places overlap is computed once for each pair of sites.
+
 A copy may have the same elements in the same order as source and destination. Otherwise a destination that overlaps the
 source is an error: the engines read and write in a pipeline, and DMA runs in several queues, so nothing says whether an
 element is read before or after it is overwritten.
@@ -13,15 +16,14 @@ element is read before or after it is overwritten.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import OverlapError, kernel_line
-from nki_impl.sim.memory.storage import Place, Rival, Storage
-from nki_impl.sim.tensor.patterns import over, over_each
+from nki_impl.sim.memory.storage import Extent, Near, Place, Site, Storage
+from nki_impl.sim.tensor.patterns import covers_storage, over, over_each
 
 if TYPE_CHECKING:
     from nki_impl.sim.tensor.views import NkiTensor
@@ -39,27 +41,53 @@ def describe(storage: Storage) -> str:
     return f"{name} ({kind} address {storage.placed}, {size} bytes, allocated at {storage.line})"
 
 
-def link_rivals(storage: Storage, others: Iterable[Storage]) -> None:
-    """Record which of ``others``, placed in the same memory of the same core, overlap the placed ``storage``."""
-    for other in others:
-        common = _common(storage, other)
-        if common is not None:
-            mine, theirs = common
-            storage.rivals.append(Rival(weakref.ref(other), mine, theirs))
-            other.rivals.append(Rival(weakref.ref(storage), theirs, mine))
+def join_site(storage: Storage, sites: dict[Extent, Site]) -> None:
+    """Give a placed storage its site; a new site is linked to those of ``sites`` that share memory with it.
+
+    ``sites``: all sites in the same memory of the same core.
+    """
+    partition, byte = storage.placed or (0, 0)
+    extent = (partition, partition + storage.shape[0], byte, byte + storage.partition_bytes)
+    site = sites.get(extent)
+    if site is None:
+        site = sites[extent] = Site(extent)
+        for other in sites.values():
+            common = _common(extent, other.extent)
+            if common is None:
+                continue
+            site.near.append(_near(site, other, common))
+            if other is not site:
+                other.near.append(_near(other, site, common))
+    storage.site = site
+    if storage.missing == 0:
+        _fill(storage, site)
 
 
-def _common(a: Storage, b: Storage) -> tuple[Place, Place] | None:
-    """Return the rows and byte columns that two placed storages share, in each one's own numbers; None if none."""
-    (p, c), (q, d) = a.placed or (0, 0), b.placed or (0, 0)
-    top, bottom = max(p, q), min(p + a.shape[0], q + b.shape[0])
-    left, right = max(c, d), min(c + a.partition_bytes, d + b.partition_bytes)
-    if top >= bottom or left >= right:
+def _fill(storage: Storage, site: Site) -> None:
+    """Record that ``storage`` may hold data now."""
+    storage.is_filling = True
+    site.filled = [ref for ref in site.filled if ref() is not None]
+    site.filled.append(weakref.ref(storage))
+
+
+def _common(a: Extent, b: Extent) -> Extent | None:
+    """Return the memory that two extents share, or None."""
+    if a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2]:
         return None
-    return (
-        (slice(top - p, bottom - p), slice(left - c, right - c)),
-        (slice(top - q, bottom - q), slice(left - d, right - d)),
+    return max(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), min(a[3], b[3])
+
+
+def _near(site: Site, other: Site, common: Extent) -> Near:
+    """Return what ``site`` has to know of ``other``, with which it shares the memory ``common``."""
+    return Near(
+        other, _place(common, site.extent), _place(common, other.extent), common == other.extent
     )
+
+
+def _place(part: Extent, whole: Extent) -> Place:
+    """Return where ``part`` is, counted from the start of ``whole``."""
+    top, bottom, left, right = part
+    return slice(top - whole[0], bottom - whole[0]), slice(left - whole[2], right - whole[2])
 
 
 def _rows(storage: Storage, array: NDArray) -> NDArray:
@@ -70,20 +98,34 @@ def _rows(storage: Storage, array: NDArray) -> NDArray:
 def overwrite_rivals(tensor: NkiTensor) -> None:
     """Mark the bytes that rivals share with ``tensor`` as lost, and the tensor's own bytes as present."""
     storage = tensor._storage
-    living = [(rival, held) for rival in storage.rivals if (held := rival.storage()) is not None]
-    if len(living) < len(storage.rivals):
-        storage.rivals = [rival for rival, _ in living]
-    # Most rivals are tensors whose work is done, of which nothing is left to lose.
-    living = [pair for pair in living if pair[1].mask is not None or pair[1].missing == 0]
-    if not living and storage.lost is None:
+    site = storage.site
+    assert site is not None
+    if not storage.is_filling:
+        _fill(storage, site)
+    rivals = [
+        (near, held)
+        for near in site.near
+        for ref in near.site.filled
+        if (held := ref()) is not None and held is not storage
+    ]
+    if not rivals and storage.lost is None:
         return
-    written = _written_bytes(tensor)
-    if storage.lost is not None:
-        storage.lost = storage.lost & ~written
-    for rival, held in living:
-        rows, columns = rival.mine
+    whole = covers_storage(tensor)
+    if whole:
+        storage.lost = None
+    by = f"{describe(storage)}, written at {kernel_line()}" if rivals else ""
+    written = None
+    for near, held in rivals:
+        if whole and near.is_covered and held.missing == 0:
+            _lose_all(held, by)
+            continue
+        written = _written_bytes(tensor) if written is None else written
+        rows, columns = near.mine
         hit = written[:, columns] if len(written) == 1 else written[rows, columns]
-        _lose(held, rival.theirs, hit, storage)
+        _lose(held, near.theirs, hit, by)
+    if storage.lost is not None:
+        written = _written_bytes(tensor) if written is None else written
+        storage.lost = storage.lost & ~written
 
 
 def _written_bytes(tensor: NkiTensor) -> NDArray[np.bool_]:
@@ -100,15 +142,31 @@ def _written_bytes(tensor: NkiTensor) -> NDArray[np.bool_]:
     return _rows(storage, written)
 
 
-def _lose(rival: Storage, place: Place, hit: NDArray[np.bool_], by: Storage) -> None:
-    """Mark the bytes ``hit`` of the part ``place`` of ``rival`` as lost to the storage ``by``.
+def _lose_all(rival: Storage, by: str) -> None:
+    """Mark all bytes of ``rival``, which are all written, as lost; ``by`` describes the write."""
+    rival.lost = True
+    rival.lost_to = by
+    rival.missing = rival.raw.size // rival.unit
+    rival.mask = rival.started = None
+    _empty(rival)
+
+
+def _empty(rival: Storage) -> None:
+    """Record that ``rival`` holds no data any more."""
+    rival.is_filling = False
+    assert rival.site is not None
+    rival.site.filled = [ref for ref in rival.site.filled if ref() is not rival]
+
+
+def _lose(rival: Storage, place: Place, hit: NDArray[np.bool_], by: str) -> None:
+    """Mark the bytes ``hit`` of the part ``place`` of ``rival`` as lost; ``by`` describes the write.
 
     ``hit`` has one row if it is the same in all partitions of ``place``. If these are all partitions of the rival, its
     marks remain alike, and one row stands for all.
     """
     if not hit.any():
         return
-    rival.lost_to = f"{describe(by)}, written at {kernel_line()}"
+    rival.lost_to = by
     rows, columns = place
     alike = len(hit) == 1 and rows.stop - rows.start == rival.shape[0]
     mask = rival.partition_mask() if alike else None
@@ -130,11 +188,14 @@ def _lose(rival: Storage, place: Place, hit: NDArray[np.bool_], by: Storage) -> 
     rival.missing = (marks.size - left) * (rival.shape[0] if alike else 1)
     if left == 0:
         rival.mask = None
+        _empty(rival)
 
 
 def _add_lost(rival: Storage, place: Place, gone: NDArray[np.bool_]) -> None:
     """Add ``gone`` to the lost bytes of ``rival``, (partitions, bytes), which have one row if all rows are the same."""
     lost = rival.lost
+    if isinstance(lost, bool):
+        return  # all bytes are lost already
     if lost is None:
         lost = np.zeros(
             (1 if place[0] == slice(None) else rival.shape[0], rival.partition_bytes), np.bool_
@@ -197,7 +258,7 @@ def check_copy(dst: NkiTensor, src: NkiTensor) -> None:
     if a is b:
         if not np.may_share_memory(dst._array, src._array):
             return
-    elif not a.rivals or not any(rival.storage() is b for rival in a.rivals):
+    elif a.site is None or not any(near.site is b.site for near in a.site.near):
         return
     to, of = _places(dst), _places(src)
     if np.array_equal(to, of) or not np.isin(to, of, kind="sort").any():

@@ -121,6 +121,14 @@ def strided(
         ) from None
 
 
+def covers_storage(tensor: NkiTensor) -> bool:
+    """Return whether the elements of ``tensor`` are all bytes of its storage, in order."""
+    array = tensor._array
+    return tensor.whole or (
+        array.nbytes == tensor._storage.raw.size and bool(array.flags.c_contiguous)
+    )
+
+
 def over(tensor: NkiTensor, shadow: NDArray, unit: int) -> NDArray:
     """Return the part of ``shadow`` that belongs to ``tensor``; ``shadow`` has one entry per ``unit`` bytes of storage.
 
