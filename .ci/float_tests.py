@@ -1,12 +1,13 @@
-"""Run the tests whose outcome can depend on floating point in every arrangement of this machine.
+"""Run the tests whose outcome can depend on floating point in every arrangement but the usual one of this machine.
 
-    python .ci/float_tests.py                            the tests below, in every arrangement
+    python .ci/float_tests.py                            the tests below, in every other arrangement
     python .ci/float_tests.py --whole --only '*1 thread' every test, under each BLAS kernel
     python .ci/float_tests.py --only 'Haswell*' tests/fast -k bits
 
-Each arrangement (.ci/arrangements.py) is one pytest in a separate process, as many at once as the
-cores allow. In the end that process says what BLAS and NumPy used. An arrangement that this processor
-lacks is named and left out. Exit code 1 where a test failed or an arrangement was not in force.
+Each arrangement (.ci/arrangements.py) is one pytest in a separate process, as many at once as there are cores: those
+with two threads as well, because idle threads sleep. In the end that process says what BLAS and NumPy used. An
+arrangement that this processor lacks is named and left out, and so is the one that the leg ``tests`` runs. Exit code 1
+where a test failed or an arrangement was not in force.
 
 One arrangement runs all tests but those marked slow and those below, so a new file is in by itself. The others repeat a
 few files and folders.
@@ -25,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from arrangements import THREADS, Arrangement, arrangements, faults, in_force
+from arrangements import Arrangement, arrangements, faults, in_force
 
 ROOT = Path(__file__).parents[1]
 CLOSING = 40  # lines of a log that are shown where a test failed
@@ -138,6 +139,25 @@ def most_tested(there: Iterable[Arrangement], own: set[str]) -> str:
     return found[0] if found else ""
 
 
+def without_usual(chosen: list[Arrangement], own: set[str]) -> list[Arrangement]:
+    """Leave out what this machine chooses by itself, with one thread: the leg ``tests`` runs all tests in it.
+
+    >>> chosen = [Arrangement(core, {}, core, 1) for core in ("Nehalem", "Haswell")]
+    >>> [one.name for one in without_usual(chosen, {"Haswell"})]
+    Haswell: left out, the leg tests runs all tests in it
+    ['Nehalem']
+    """
+    usual = [one for one in chosen if one.threads == 1 and own == {one.core}]
+    for one in usual:
+        print(f"{one.name}: left out, the leg tests runs all tests in it", flush=True)
+    return [one for one in chosen if one not in usual]
+
+
+def longest_first(chosen: list[Arrangement], most: str) -> list[Arrangement]:
+    """The order in which no core is idle at the end: most tests, then NumPy without SIMD, then one thread."""
+    return sorted(chosen, key=lambda one: (one.name != most, one.core is not None, one.threads))
+
+
 def child(report: str, arguments: list[str]) -> int:
     """Run pytest here, and write what this process used."""
     import pytest
@@ -178,18 +198,17 @@ def main() -> int:
     parser.add_argument("--only", default="*", help="pattern of names of arrangements")
     parser.add_argument("--cores", type=int, default=os.cpu_count(), help="how many to use")
     given, rest = parser.parse_known_args()
+    own = {core for core, _ in in_force()["blas"]}
     every = list(arrangements())
+    most = most_tested(every, own)
     chosen = [one for one in every if fnmatch.fnmatchcase(one.name, given.only)]
-    most = most_tested(every, {core for core, _ in in_force()["blas"]})
+    if given.only == "*" and not rest and not given.whole:
+        chosen = without_usual(chosen, own)
     found = []
-    # Threads of BLAS wait by spinning: processes that share their cores would slow each other down.
-    for threads in THREADS:
-        alike = [one for one in chosen if one.threads == threads]
-        jobs = max(1, given.cores // threads)
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-            asked = partial(run, folder=folder, most=most, whole=given.whole, given=rest)
-            for part in pool.map(asked, alike):
-                found += part
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.cores) as pool:
+        asked = partial(run, folder=folder, most=most, whole=given.whole, given=rest)
+        for part in pool.map(asked, longest_first(chosen, most)):
+            found += part
     print(f"{len(chosen)} arrangements, {len(found)} faults", *found, sep="\n")
     return 1 if found or not chosen else 0
 

@@ -1,5 +1,5 @@
-# The program in C of the documentation, compiled strictly and with sanitizers, over hostile files and
-# the core set; here a skip is a failure.
+# Promises that the documentation's program in C, compiled strictly and with sanitizers, reads the core set and refuses
+# hostile files; a skip is a failure.
 set -euo pipefail
 cc --version | head -1
 RINGSPEC_REQUIRE=external .venv/bin/python -m pytest -m 'external' \

@@ -1,4 +1,4 @@
-# diffusers' ring attention, in the oldest version that the target takes and in the newest one known to run.
+# Promises that the targets of diffusers run with the oldest version that they take and with the newest one known to run.
 set -euo pipefail
 for version in 0.39.0 0.42.1; do
     .venv/bin/python -m pip install --quiet torch==2.13.0 "diffusers==$version"

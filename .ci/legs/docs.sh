@@ -1,4 +1,5 @@
-# The figures' and the pages' tests; the notebooks, executed once; then the documentation, which shows the executed copies.
+# Promises that figures and pages are right, that every notebook runs, and that the documentation, with the executed
+# notebooks, is built without a warning and without a dead link inside it.
 set -euo pipefail
 .venv/bin/python -m pip install --quiet -e ".[docs,notebooks]"
 RINGSPEC_REQUIRE=notebook .venv/bin/python -m pytest -n 0 -q -m notebook tests/render tests/project

@@ -1,5 +1,5 @@
-# The lowest versions of the dependencies that pyproject.toml allows: the specification, its ring against dense
-# attention, verdicts, part of the command line, and the suite on one right target.
+# Promises that the lowest versions of the dependencies that pyproject.toml allows suffice for the specification, its ring
+# against dense attention, verdicts, part of the command line, and the suite on one right target.
 set -euo pipefail
 python3 -m venv "$CI_SCRATCH/lowest"
 python3 .ci/lowest.py test >"$CI_SCRATCH/lowest.txt"

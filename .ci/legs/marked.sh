@@ -1,4 +1,4 @@
-# The tests with one mark, with what they need installed; there a skip is a failure.
+# Promises that all tests with one mark pass with what they need installed; a skip is a failure.
 #
 #   marked.sh torch
 set -euo pipefail

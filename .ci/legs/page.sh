@@ -1,4 +1,5 @@
-# The report page, the page of the ring and the matrix of verdicts in a real browser, Debian's chromium; here a skip is a failure.
+# Promises that the report page, the page of the ring and the matrix of verdicts work in a browser, Debian's chromium; a skip
+# is a failure.
 set -euo pipefail
 if ! command -v chromium >/dev/null; then
     apt-get update -qq

@@ -1,5 +1,5 @@
-# Every Python after 3.11, the one that the other legs run, as far as it is installed: on the path or by pyenv.
-# The others are listed as not run.
+# Promises that the specification, its rings and the suite on one right target pass in every Python after 3.11, which the
+# other legs run, that is installed: on the path or by pyenv. The others are listed as not run.
 set -euo pipefail
 
 interpreter_of() { # 3.12: an interpreter that starts, or nothing

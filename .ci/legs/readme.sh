@@ -1,4 +1,4 @@
-# Every command of the README but the second set-up (leg tests), in order, in a fresh clone.
+# Promises that every command of the README, but the second set-up (leg tests), runs in order in a fresh clone.
 set -euo pipefail
 git clone --quiet "$CI_CLONE" "$CI_SCRATCH/readme"
 cd "$CI_SCRATCH/readme"

@@ -1,3 +1,3 @@
-# Every rule is broken once, in a copy, to see the tests that hold it fail.
+# Promises that the tests of each rule fail when the rule is broken, once each, in a copy.
 set -euo pipefail
 .venv/bin/python -m pytest -q -m slow tests/rules

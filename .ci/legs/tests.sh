@@ -1,4 +1,4 @@
-# The second set-up command of the README, exactly as a reader would run it.
+# Promises that the README's second set-up command, exactly as a reader would run it, installs ringspec and passes all tests.
 set -euo pipefail
 command=$(python3 .ci/readme_commands.py 2)
 printf '$ %s\n' "$command"

@@ -1,5 +1,5 @@
-# The golden vectors: nothing of a machine reaches their bytes. The set's files are sound, and part of
-# it comes out the same under other BLAS kernels, thread counts and SIMD extensions.
+# Promises that the files of the golden sets are sound, and that part of core, merge and cp has the same bytes under other
+# BLAS kernels, thread counts and SIMD extensions.
 set -euo pipefail
 .venv/bin/python -c "from ringspec.vectors import check_set; print(len(check_set('core')), 'cases')"
 .venv/bin/python -c "from ringspec.vectors import check_set; print(len(check_set('kernel')), 'cases')"

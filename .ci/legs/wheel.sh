@@ -1,4 +1,4 @@
-# What a user gets: the wheel holds every file of the packages and works outside the clone.
+# Promises that the wheel has every file of the packages and works outside the clone.
 set -euo pipefail
 python3 -m venv "$CI_SCRATCH/build"
 "$CI_SCRATCH/build/bin/python" -m pip install --quiet build

@@ -41,7 +41,7 @@ def run_program(*arguments, **options):
         capture_output=True,
         text=True,
         env=environment,
-        timeout=60,
+        timeout=600,
         **options,
     )
 

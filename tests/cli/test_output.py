@@ -74,7 +74,7 @@ def on_a_terminal(words, **environment):
             shown += part
     except OSError:  # Linux says so when the other end is closed
         pass
-    process.wait(timeout=60)
+    process.wait(timeout=600)
     os.close(terminal)
     return shown
 

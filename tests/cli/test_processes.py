@@ -54,7 +54,7 @@ def test_control_c_exits_130_and_leaves_nothing_behind(tmp_path):
         assert process.stdout.readline() == "begun\n"
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     finally:
         process.kill()
     assert (process.returncode, out, err) == (130, "", "interrupted\n")
@@ -80,7 +80,7 @@ def test_a_terminal_gets_a_progress_bar_on_stderr_and_a_pipe_gets_plain_text(tmp
         stderr=end,
     )
     os.close(end)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=600)
     shown = os.read(terminal, 1 << 16)
     os.close(terminal)
     assert process.returncode == 0

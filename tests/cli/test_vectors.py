@@ -316,7 +316,7 @@ def test_a_terminal_gets_a_bar_that_counts_cases(folder, tmp_path):
         stderr=end,
     )
     os.close(end)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=600)
     shown = os.read(terminal, 1 << 16)
     os.close(terminal)
     assert process.returncode == 0

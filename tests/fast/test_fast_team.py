@@ -13,7 +13,7 @@ from ringspec.fast.team import HERE, each, run_tasks
 TILES = fast.TileSizes(rows=16, keys=32, granule=16, chunk=32)
 
 
-def within_seconds(function, seconds=60):
+def within_seconds(function, seconds=600):
     """What a function returns, called in a thread: a deadlock must fail a test and not hang it."""
     got = []
     caller = threading.Thread(target=lambda: got.append(function()), daemon=True)
@@ -51,7 +51,7 @@ def test_a_thread_without_tasks_takes_those_of_another_workers_block():
 
     def first():
         who.add(threading.get_ident())
-        helped.wait(20)
+        helped.wait(200)
 
     def later():
         who.add(threading.get_ident())
@@ -72,7 +72,7 @@ def test_a_thread_whose_own_tasks_are_done_goes_on_with_its_worker_and_takes_no_
     def worker(r):
         def piece():
             if r == 0:
-                assert begun.wait(20)
+                assert begun.wait(200)
             begun.set()
             time.sleep(0.003)
             if r == 1:
@@ -80,7 +80,7 @@ def test_a_thread_whose_own_tasks_are_done_goes_on_with_its_worker_and_takes_no_
                 if len(set(took)) == 2:
                     helped.set()
                 elif len(took) == 20:
-                    helped.wait(20)
+                    helped.wait(200)
 
         run_tasks([piece] * (2 if r == 0 else 40), 2)
         return threading.get_ident() in took

@@ -51,7 +51,10 @@ def imported(source: str, known: Mapping[str, object], with_types: bool = True) 
 
 
 def nodes_of(tree: ast.AST, with_types: bool) -> Iterator[ast.AST]:
+    """The statements below a node, and the handlers and cases that have statements."""
     for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             parts = node.body + node.orelse if with_types else node.orelse
             for part in parts:

@@ -36,7 +36,7 @@ def text_of(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def made(monkeypatch_module):
-    """The functions that make parts of the documentation; tests and cases are not looked up."""
+    """The functions that make parts of the documentation; tests, cases and rings that show a bug are not looked up."""
     monkeypatch_module.syspath_prepend(str(DOCS))
     names = ("generate", "generate_bugs", "generate_vectors", "rule_index")
     modules = {name: importlib.import_module(name) for name in names}
@@ -44,6 +44,7 @@ def made(monkeypatch_module):
         monkeypatch_module.setattr(modules["rule_index"], name, lambda _: [])
     monkeypatch_module.setattr(modules["rule_index"], "tests_of", lambda _: {})
     monkeypatch_module.setattr(modules["generate_bugs"], "case_link", str)
+    monkeypatch_module.setattr(modules["generate_bugs"], "has_page", lambda _: False)
     yield modules
     for name in [name for name, one in sys.modules.items() if of_docs(one)]:
         del sys.modules[name]

@@ -37,7 +37,7 @@ def codes_in(source: str) -> Pairs:
     for call in ast.walk(ast.parse(source)):
         if not isinstance(call, ast.Call):
             continue
-        name = ast.unparse(call.func).rpartition(".")[2]
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
         given = next((k.value for k in call.keywords if k.arg == "code"), None)
         if name in PASS_THE_CODE_ON and isinstance(given, ast.Constant):
             found.add(("VectorError", given.value))

@@ -2,9 +2,12 @@
 
 import ast
 import sys
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
+from project.import_graph import nodes_of
 
 PACKAGE = Path(__file__).parents[2] / "ringspec"
 NKI_IMPL = PACKAGE.parent / "nki_impl"
@@ -35,10 +38,14 @@ OPTIONAL = {
 OF_PYTEST = {"conftest.py", "plugin.py", "test_conformance.py"}
 
 
-def imported(path: Path) -> set[str]:
-    """Modules that a file imports, with the module that a name of ringspec comes from."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@cache
+def imported(path: Path, inside: bool = True) -> frozenset[str]:
+    """Modules that a file imports, with the module that a name of ringspec comes from.
+
+    ``inside``: also those that it imports inside functions and conditions.
+    """
+    tree, found = ast.parse(path.read_text(encoding="utf-8")), set()
+    for node in nodes_of(tree, with_types=True) if inside else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -48,10 +55,10 @@ def imported(path: Path) -> set[str]:
             is_ours = module.split(".")[0] in ("ringspec", "nki_impl")
             names = {f"{module}.{alias.name}" for alias in node.names}
             found |= names if is_folder and is_ours else {module}
-    return found
+    return frozenset(found)
 
 
-def outside(modules: set[str]) -> set[str]:
+def outside(modules: Iterable[str]) -> set[str]:
     """Top-level names that are neither ours nor of the standard library."""
     tops = {module.split(".")[0] for module in modules}
     return {top for top in tops if top not in sys.stdlib_module_names} - {"ringspec", "nki_impl"}
@@ -103,14 +110,8 @@ def test_ringspec_imports_its_declared_dependencies_and_nothing_else(pyproject):
 
 def test_what_is_optional_is_imported_inside_functions_alone():
     for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        at_import = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        names = set()
-        for node in at_import:
-            names |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
-            names |= {node.module or ""} if isinstance(node, ast.ImportFrom) else set()
         allowed = {"pytest"} if path.name in OF_PYTEST else set()
-        assert not outside(names) & OPTIONAL - allowed, path.name
+        assert not outside(imported(path, inside=False)) & OPTIONAL - allowed, path.name
 
 
 def test_kernels_and_simulator_import_nothing_of_ringspec():

@@ -103,7 +103,7 @@ def test_workers_side_by_side_are_the_workers_one_after_another(circulation):
     q, k, v, dy = tensors()
     keywords = {"workers": W, "circulation": circulation, "causal": True, "record": True}
     want = rs.ring(q, k, v, dy, **keywords)
-    meeting = threading.Barrier(W, timeout=20)
+    meeting = threading.Barrier(W, timeout=200)
 
     def meet(*arguments):
         """A block that W threads must compute at once."""

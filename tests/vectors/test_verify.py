@@ -314,7 +314,7 @@ def test_a_killed_materialise_goes_on_where_it_stopped(tmp_path, vectors):
     try:
         assert process.stdout.readline() == "kept\n"
         os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
     finally:
         process.kill()
     time.sleep(0.1)

@@ -162,7 +162,7 @@ def test_a_killed_writer_leaves_no_set(tmp_path):
     )
     assert writer.stdout.readline() == b"half way\n"
     writer.send_signal(signal.SIGKILL)
-    assert writer.wait(timeout=30) == -signal.SIGKILL
+    assert writer.wait(timeout=300) == -signal.SIGKILL
     writer.stdout.close()
     assert not (tmp_path / "set").exists()
     assert len(os.listdir(tmp_path)) == 1  # what the killed process has left

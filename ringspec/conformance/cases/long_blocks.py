@@ -8,6 +8,7 @@ every head has the same weights, and the columns of all heads side by side are t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.cases.patterns import FLAGS, Reads
 from ringspec.conformance.cases.problems import USUAL_DTYPES, dealt, drawn, run_case
 from ringspec.vectors.catalogue.build import constant, put
-from ringspec.vectors.format.case import TensorRecipe
+from ringspec.vectors.format.case import Case, TensorRecipe
 
 BLOCK = 128
 LAYOUTS = ("contiguous", "striped", "zigzag")
@@ -51,13 +52,18 @@ def long_block_cases() -> Iterator[RunCase]:
         yield from others(dtype)
 
 
+@functools.cache
+def forward_problem(mask: str, dtype: str, workers: int, width: int) -> Case:
+    """Make the problem that all layouts divide. To make it takes longer than to divide it."""
+    return drawn(
+        f"long-pattern-{mask}-w{workers}-d{width}", dtype, backward=False, q=constant(0.0),
+        v=dealt_to_heads(workers * BLOCK, width), **sizes_of(workers, width), **MASKS[mask],
+    )  # fmt: skip
+
+
 def pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> RunCase:
     id = f"probe/pattern/long-{mask}-{layout}-w{workers}-d{width}-{dtype}"
-    tokens, sizes = workers * BLOCK, sizes_of(workers, width)
-    problem = drawn(
-        f"long-pattern-{mask}-w{workers}-d{width}", dtype, backward=False, q=constant(0.0),
-        v=dealt_to_heads(tokens, width), **sizes, **MASKS[mask],
-    )  # fmt: skip
+    problem = forward_problem(mask, dtype, workers, width)
     return run_case(
         id,
         "Zero queries, one-hot values distributed over the heads: o of all heads together is the attention pattern.",
@@ -65,6 +71,23 @@ def pattern(mask: str, dtype: str, workers: int, width: int, layout: str) -> Run
         Reads(("o",), join=side_by_side),
         rules=("FWD-4", "MASK-9"),
         flags=FLAGS[mask],
+    )
+
+
+@functools.cache
+def backward_problems(mask: str, dtype: str, workers: int, width: int) -> tuple[Case, ...]:
+    """Make the three problems of :func:`gradient_pattern`, which all layouts divide."""
+    name, tokens = f"long-gradient-{mask}-w{workers}-d{width}", workers * BLOCK
+    ones, zero = dealt_to_heads(tokens, width), constant(0.0)
+    turns = constant(
+        0.0, None, *(put(2.0 if t % 2 == 0 else -1.0, None, None, t, 0) for t in range(tokens))
+    )
+    first = constant(0.0, None, put(1.0, None, None, None, 0))
+    rest = sizes_of(workers, width) | MASKS[mask]
+    return (
+        drawn(name, dtype, q=zero, k=zero, v=ones, dy=ones, **rest),
+        drawn(name, dtype, q=zero, k=ones, v=turns, dy=first, **rest),
+        drawn(name, dtype, q=ones, k=zero, v=turns, dy=first, **rest),
     )
 
 
@@ -77,19 +100,7 @@ def gradient_pattern(mask: str, dtype: str, workers: int, width: int, layout: st
     is still 0 for a query that sees only one key.
     """
     id = f"probe/gradient-pattern/long-{mask}-{layout}-w{workers}-d{width}-{dtype}"
-    name, tokens = f"long-gradient-{mask}-w{workers}-d{width}", workers * BLOCK
-    ones, zero = dealt_to_heads(tokens, width), constant(0.0)
-    turns = constant(
-        0.0, None, *(put(2.0 if t % 2 == 0 else -1.0, None, None, t, 0) for t in range(tokens))
-    )
-    first = constant(0.0, None, put(1.0, None, None, None, 0))
-    rest = sizes_of(workers, width) | MASKS[mask]
-    problems = (
-        drawn(name, dtype, q=zero, k=zero, v=ones, dy=ones, **rest),
-        drawn(name, dtype, q=zero, k=ones, v=turns, dy=first, **rest),
-        drawn(name, dtype, q=ones, k=zero, v=turns, dy=first, **rest),
-    )
-    parts = zip(problems, "abc", strict=True)
+    parts = zip(backward_problems(mask, dtype, workers, width), "abc", strict=True)
     return run_case(
         id,
         "Zero scores, one-hot inputs distributed over the heads: dv, dq and dk show which query "
@@ -107,6 +118,7 @@ def sizes_of(workers: int, width: int) -> dict[str, Any]:
     return {"S": workers * BLOCK, "D": width, "H": workers * BLOCK // width}
 
 
+@functools.cache
 def dealt_to_heads(tokens: int, width: int) -> TensorRecipe:
     """Make a tensor in which token t is 1 in column t mod width of head t // width, and 0 elsewhere."""
     return constant(0.0, None, *(put(1.0, None, t // width, t, t % width) for t in range(tokens)))

@@ -8,6 +8,7 @@ pattern. One-hot keys write dZ (the gradient of the masked scores) to dq, and on
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ from ringspec.conformance.diagnose.picture import (
 )
 from ringspec.vectors.catalogue import build
 from ringspec.vectors.catalogue.build import constant, put
-from ringspec.vectors.format.case import TensorRecipe
+from ringspec.vectors.format.case import Case, TensorRecipe
 
 Join = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 IN_FEW_RINGS = ("bounds", "dense", "two-sided-window")
@@ -79,17 +80,31 @@ def grid() -> Iterator[tuple[str, str, int, str]]:
                 yield mask, dtype, workers, layout
 
 
+@functools.cache
+def forward_problem(mask: str, dtype: str) -> Case:
+    """Make the problem that all rings of a mask and a format divide. To make it takes longer than to divide it."""
+    return drawn(
+        f"pattern-{mask}", dtype, backward=False, q=constant(0.0), v=one_hot(), **MASKS[mask]
+    )
+
+
+@functools.cache
+def backward_problems(mask: str, dtype: str) -> tuple[Case, Case]:
+    name, ones, zero = f"pattern-{mask}", one_hot(), constant(0.0)
+    return (
+        drawn(name, dtype, q=zero, k=ones, v=ones, dy=ones, **MASKS[mask]),
+        drawn(name, dtype, q=ones, k=zero, v=ones, dy=ones, **MASKS[mask]),
+    )
+
+
 def pattern_cases() -> Iterator[RunCase]:
     """Yield cases that read the pattern of the forward pass, for every mask and ring."""
     for mask, dtype, workers, layout in grid():
         id = f"probe/pattern/{mask}-{word(layout)}-w{workers}-{dtype}"
-        problem = drawn(
-            f"pattern-{mask}", dtype, backward=False, q=constant(0.0), v=one_hot(), **MASKS[mask]
-        )
         yield run_case(
             id,
             "Zero queries and one-hot values: o is the attention pattern divided by its row sums.",
-            [dealt(problem, id, workers, layout)],
+            [dealt(forward_problem(mask, dtype), id, workers, layout)],
             Reads(("o",)),
             rules=("FWD-4", "MASK-9"),
             flags=FLAGS.get(mask, ("mask-ignored-in-ring",)),
@@ -101,15 +116,9 @@ def gradient_pattern_cases() -> Iterator[RunCase]:
 
     In the first call q is 0: dv shows the pattern, and dq shows dZ. In the second call k is 0: dk shows dZ.
     """
-    ones, zero = one_hot(), constant(0.0)
     for mask, dtype, workers, layout in grid():
         id = f"probe/gradient-pattern/{mask}-{word(layout)}-w{workers}-{dtype}"
-        name = f"pattern-{mask}"
-        problems = (
-            drawn(name, dtype, q=zero, k=ones, v=ones, dy=ones, **MASKS[mask]),
-            drawn(name, dtype, q=ones, k=zero, v=ones, dy=ones, **MASKS[mask]),
-        )
-        parts = zip(problems, "ab", strict=True)
+        parts = zip(backward_problems(mask, dtype), "ab", strict=True)
         yield run_case(
             id,
             "Zero scores and one-hot inputs: dv, dq and dk show which query contributed to which key.",

@@ -7,7 +7,6 @@ the file was cut off.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import NoneType
 from typing import Any, TextIO
 
 import numpy as np
@@ -181,7 +181,10 @@ class ReportWriter:
 
 def case_line(record: Record) -> dict[str, Any]:
     """Convert a record to a line of a report."""
-    data: dict[str, Any] = plain({"kind": "case", **dataclasses.asdict(record)})
+    # dataclasses.asdict would copy all values before plain does.
+    data: dict[str, Any] = plain(
+        {"kind": "case", **vars(record), "findings": [vars(one) for one in record.findings]}
+    )
     return data
 
 
@@ -214,6 +217,8 @@ def plain(value: Any) -> Any:
     >>> plain({"a": (np.float32(0.5), float("nan")), "b": np.array([1, 2])})
     {'a': [0.5, 'NaN'], 'b': [1, 2]}
     """
+    if type(value) in (str, int, bool, NoneType):  # most values, so they come first
+        return value
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
