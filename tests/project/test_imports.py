@@ -30,6 +30,7 @@ OPTIONAL = {
     "ring_flash_attn",
     "transformer_engine",
     "torch",
+    "xfuser",
     "yunchang",
 }
 OF_PYTEST = {"conftest.py", "plugin.py", "test_conformance.py"}
