@@ -99,7 +99,10 @@ def xfuser(variant: str, schemes: tuple[str, ...] = ("ring", "ulysses", "usp")) 
     base = xfuser_usp.claims(variant)
     more: dict[str, Any] = {"schemes": schemes}
     if "joint" in schemes:
-        more |= {"operations": SCHEME_OPERATIONS[:1], "features": (*base.features, "replicated-tokens")}
+        more |= {
+            "operations": SCHEME_OPERATIONS[:1],
+            "features": (*base.features, "replicated-tokens"),
+        }
         if variant.startswith("usp"):
             more["head_ratios"] = (1,)  # USP refuses kv_head_repeat there
     alone = tuple(name for name in ("ring", "ulysses") if {name, "joint"} & set(schemes))

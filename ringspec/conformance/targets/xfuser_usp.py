@@ -25,8 +25,11 @@ target                         what is called                                   
 With a ring of W / 2, pairs of neighbouring workers exchange heads: 2 x 2 and 3 x 2. The backends and their rings are those
 that ``RuntimeState`` of xfuser accepts; it refuses ``SDPA`` and ``SDPA_MATH`` with a ring.
 
-xfuser cannot be imported without an accelerator. :func:`import_of_a_gpu_program` says during the import alone that there is
-one. On a CPU, :func:`modules` sets up xfuser's groups with its own functions, for the backend gloo.
+xfuser cannot be imported without an accelerator. :func:`import_on_a_cpu` says during the import alone that there is one.
+The ring of the class also imports ``update_npu_out`` of yunchang, a function for Ascend NPUs that no release of yunchang
+up to 0.6.4 has, so with these releases the class of xfuser 0.5.0 to 0.7.0 raises ImportError when it is made; xDiT has
+corrected this since. During the import, a placeholder has this name. Groups are made by xfuser's own functions, for the
+backend gloo.
 
 Not claimed: dropout; the kernels of AttnType and AttentionBackendType that need a GPU; ``AttnType.TORCH_MATH`` and
 ``TORCH_FLASH``, which xfuser's documentation does not name, and whose lse in yunchang 0.6.4 is zero or rounded to the
@@ -55,8 +58,10 @@ PACKAGE, FLOOR, KNOWN = "xfuser", "0.7.0", "0.7.0"
 COMMAND = f"pip install torch triton '{PACKAGE}>={FLOOR}'"
 PAIR = 2  # workers that exchange heads, if the ring has W / 2
 CLASS, FUNCTION = "xFuserLongContextAttention", "USP"
+FOR_NPUS = "update_npu_out"  # of yunchang.ring.utils
 NOTES = (
-    "xfuser is unmodified; during its import alone, torch.cuda says that there is a GPU, which it requires",
+    "xfuser is unmodified; during its import alone, torch.cuda says that there is a GPU, which it requires, and"
+    " yunchang.ring.utils.update_npu_out is a placeholder if yunchang lacks it, as all releases up to 0.6.4 do",
     f"known to run with {PACKAGE} {KNOWN}",
 )
 
@@ -130,16 +135,14 @@ def recipe(one: Variant, base: str, narrow: str) -> dict[str, str | int]:
 
 
 @contextlib.contextmanager
-def import_of_a_gpu_program() -> Iterator[None]:
-    """Say in the with block that there is one NVIDIA GPU, if there is none.
+def import_on_a_cpu() -> Iterator[None]:
+    """Say in the with block that there is an NVIDIA GPU, if there is none, and give yunchang the name that it lacks.
 
-    xfuser's modules raise otherwise, or leave out USP. Its functions do not ask again.
+    xfuser's modules raise without a GPU, or leave out USP. Its functions do not ask again.
     """
     import torch
+    import yunchang.ring.utils as rings
 
-    if torch.cuda.is_available():
-        yield
-        return
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "current_device": lambda: 0,
@@ -147,16 +150,21 @@ def import_of_a_gpu_program() -> Iterator[None]:
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_properties": lambda device=None: SimpleNamespace(gcnArchName=""),
     }
-    version = mock.patch.object(torch.version, "cuda", "12.8")
-    with mock.patch.multiple(torch.cuda, **answers), version:
+    with contextlib.ExitStack() as stack:
+        if not torch.cuda.is_available():
+            stack.enter_context(mock.patch.multiple(torch.cuda, **answers))
+            stack.enter_context(mock.patch.object(torch.version, "cuda", "12.8"))
+        if not hasattr(rings, FOR_NPUS):
+            stack.enter_context(mock.patch.object(rings, FOR_NPUS, None, create=True))
         yield
 
 
 @functools.cache
 def modules() -> SimpleNamespace:
     """Import xfuser and return what is used of it."""
-    with import_of_a_gpu_program():
+    with import_on_a_cpu():
         import xfuser.core.distributed as distributed
+        import xfuser.core.long_ctx_attention.ring  # the class imports it when it is made
         from xfuser.config import xFuserArgs
         from xfuser.core.distributed import parallel_state, runtime_state
         from xfuser.core.long_ctx_attention import AttnType, xFuserLongContextAttention
