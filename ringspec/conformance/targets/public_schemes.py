@@ -14,6 +14,12 @@ target                               scheme        meshes                       
 ``diffusers-unified-scheme``         ``usp``       ring x ulysses                      all, as there is no mask
 ``deepspeed-ulysses-scheme``         ``ulysses``   ulysses                             contiguous
 ``deepspeed-ulysses-sbhd-scheme``    ``ulysses``   ulysses                             contiguous
+``xfuser-long-scheme``               ring, usp     ring; ring x ulysses                contiguous
+``xfuser-long-joint-scheme``         ulysses,      ulysses; ring; ring x ulysses       contiguous; forward pass only
+                                     joint
+``xfuser-usp-*-scheme``              ring,         ring; ulysses; ring x ulysses       contiguous; forward pass only
+                                     ulysses, usp
+``xfuser-usp-*-joint-scheme``        ``joint``     ring; ulysses; ring x ulysses       forward pass only
 ``transformer-engine-a2a-scheme``,   ``ulysses``   ulysses                             zigzag; with ``-thd`` zigzag_padded
 and its variants
 ``transformer-engine-a2a-p2p-        ``usp``       ring x ulysses                      the same
