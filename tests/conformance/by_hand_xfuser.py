@@ -11,8 +11,9 @@ results are compared with dense float64 attention of the whole sequence. Prints 
 error of each rank, divided by the largest number, and how many numbers are not representable in bfloat16.
 """
 
+import functools
 import json
-import os
+import logging
 import sys
 import types
 from importlib.machinery import ModuleSpec
@@ -21,11 +22,11 @@ from unittest import mock
 import by_hand_zhuzilin as dense
 from by_hand_ranks import on_ranks
 
-os.environ["XDIT_LOGGING_LEVEL"] = "ERROR"  # otherwise messages go to standard output
+logging.disable(logging.WARNING)  # xfuser writes messages to standard output
 SCALE = 0.25
 SIZES = {"noise": (4, 384, 64, (100, 0)), "many-heads": (64, 128, 64, (100, 0))}
 B, H, TOKENS, D, WINDOW = 1, 4, 0, 16, (5, 0)  # TOKENS 0: 8 for each rank
-for word in sys.argv[6:]:  # spawned processes have the same words
+for word in sys.argv[6:]:
     H, TOKENS, D, WINDOW = SIZES[word]
 NAMES = ("o", "dq", "dk", "dv")
 
@@ -61,6 +62,7 @@ def flash_attn():
     sys.modules["flash_attn_interface"] = third
 
 
+@functools.cache
 def imported():
     """Import xfuser and return the class, the kernels and xfuser's functions for groups."""
     import torch
@@ -81,9 +83,9 @@ def imported():
         mock.patch.object(yunchang.ring.utils, "update_npu_out", None, create=True),
     ):
         import xfuser.core.distributed as groups
-        import xfuser.core.long_ctx_attention.ring
-        from xfuser.core.long_ctx_attention import AttnType, xFuserLongContextAttention
-    return xFuserLongContextAttention, AttnType, groups
+        import xfuser.core.long_ctx_attention as longs
+        from xfuser.core.long_ctx_attention import ring  # noqa: F401  # longs imports it when it is used
+    return longs.xFuserLongContextAttention, longs.AttnType, groups
 
 
 def inputs(dtype, workers):
@@ -133,7 +135,9 @@ def main(kernel, ulysses, ring, dtype, mask):
     import torch
 
     workers = ulysses * ring
-    got = on_ranks(workers, rank_results, kernel, ulysses, ring, dtype, mask)
+    imported()  # once for all ranks, because it takes long
+    given = (kernel, ulysses, ring, dtype, mask)
+    got = on_ranks(workers, rank_results, *given, method="fork")
     report = {}
     for number, (name, want) in enumerate(
         zip(NAMES, right(getattr(torch, dtype), workers, mask), strict=True)

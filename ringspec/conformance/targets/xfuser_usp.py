@@ -104,6 +104,7 @@ def claims(name: str) -> Capabilities:
     """Return what a variant supports; ``name``: a key of VARIANTS."""
     one = VARIANTS[name]
     on_cpu = one.ring == "none"
+    multiples: dict[str, int | str] = {"pairs": PAIR, "all": 1, "none": "workers"}
     recipes = {x: recipe(one, b, x) for x, b in (("bfloat16", "bf16"), ("float16", "fp16"))}
     return Capabilities(
         operations=("ring-forward", "ring-backward") if one.backward else ("ring-forward",),
@@ -113,7 +114,7 @@ def claims(name: str) -> Capabilities:
         masks=("causal", "window") if one.backward else ("causal",),
         features=("scale",) if one.backward else (),  # the function has no argument for a scale
         formats=("float32",) if on_cpu else ("bfloat16", "float16"),
-        kv_heads_multiple={"pairs": PAIR, "all": 1, "none": "workers"}[one.ring],
+        kv_heads_multiple=multiples[one.ring],
         head_dims=None if on_cpu else tuple(range(8, 257, 8)),
         value_dim_equals_head_dim=True,
         axes="BSHD" if one.backward else "BHSD",
@@ -164,11 +165,11 @@ def modules() -> SimpleNamespace:
     """Import xfuser and return what is used of it."""
     with import_on_a_cpu():
         import xfuser.core.distributed as distributed
-        import xfuser.core.long_ctx_attention.ring  # the class imports it when it is made
         from xfuser.config import xFuserArgs
         from xfuser.core.distributed import parallel_state, runtime_state
-        from xfuser.core.long_ctx_attention import AttnType, xFuserLongContextAttention
+        from xfuser.core.long_ctx_attention import AttnType, ring, xFuserLongContextAttention
         from xfuser.model_executor.layers.usp import USP
+    assert ring is not None  # the class imports it when it is made
     check_keywords(USP, ("joint_strategy", "kv_head_repeat", "combine_qkv_a2a"), PACKAGE, KNOWN)
     check_keywords(xFuserLongContextAttention.forward, ("joint_strategy",), PACKAGE, KNOWN)
     return SimpleNamespace(
