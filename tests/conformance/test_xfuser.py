@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hand_checks import by_hand
+from conformance.hand_checks import by_hand
 
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.run.suite import run
