@@ -51,6 +51,7 @@ MODULES = {
     "transformer_engine": ("torch", "transformer_engine", "einops", "onnxscript", "pydantic"),
     "yunchang": ("torch", "yunchang"),
     "deepspeed": ("torch", "deepspeed"),
+    "xfuser": ("torch", "triton", "xfuser"),
     "gpu": ("torch",),
     "notebook": ("nbformat", "nbclient", "ipykernel", "matplotlib"),
 }
@@ -70,6 +71,7 @@ REQUIREMENTS = {
     "transformer_engine": "ringspec/conformance/targets/requirements-transformer-engine.txt",
     "yunchang": "ringspec/conformance/targets/requirements-yunchang.txt",
     "deepspeed": "ringspec/conformance/targets/requirements-deepspeed.txt",
+    "xfuser": "ringspec/conformance/targets/requirements-xfuser.txt",
 }
 MARKS = (*MODULES, "external", "nki_kernels")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from ringspec.errors import OptionError
@@ -127,6 +127,8 @@ class SubmoduleRefusal:
         package = name.partition(".")[0]
         if package not in self.packages:
             return None
+        if name == package and PathFinder.find_spec(name) is None:
+            return None  # programs ask with importlib.util.find_spec whether it is installed
         has = ", ".join(sorted(one for one in sys.modules if belongs(one, package)))
         raise ModuleNotFoundError(
             f"expected a module that ringspec's stand-in for {package} has: {has}; got {name}. Fix: remove the import"

@@ -49,14 +49,17 @@ def started(rank, workers, function, given, over_standins, port, queue):
     dist.barrier()
 
 
-def on_ranks(workers, function, *given, over_standins=False):
-    """What ``function(rank, *given)`` returns on each rank. ``over_standins``: it may use ringspec.standins."""
+def on_ranks(workers, function, *given, over_standins=False, method="spawn"):
+    """What ``function(rank, *given)`` returns on each rank. ``over_standins``: it may use ringspec.standins.
+
+    ``method``: how processes start; with 'fork' they share what this process has imported.
+    """
     import torch.multiprocessing as mp
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = mp.get_context("spawn")
+    context = mp.get_context(method)
     queue = context.Queue()
     rest = (workers, function, given, over_standins, port, queue)
     ranks = [context.Process(target=started, args=(rank, *rest)) for rank in range(workers)]

@@ -1,7 +1,7 @@
 """Public packages as targets of schemes: what each claims, and which cases are wrong.
 
 The slow tests need torch and a package. Programs by_hand_*.py, without ringspec, confirm every failure: of yunchang's
-USP in test_yunchang.py, of diffusers in test_diffusers.py.
+USP in test_yunchang.py, of diffusers in test_diffusers.py, of xfuser in test_xfuser.py.
 """
 
 import tomllib
@@ -20,15 +20,18 @@ MARKS = {
     "diffusers": pytest.mark.diffusers,
     "deepspeed": pytest.mark.deepspeed,
     "transformer": pytest.mark.transformer_engine,
+    "xfuser": pytest.mark.xfuser,
 }
 ALL = {"o", "dq", "dk", "dv"}
 
 
 def wrong_by_hand(name, case):
     """What is wrong in a case, as the programs by_hand_*.py show; diffusers' unified attention depends on the version."""
+    needs = case.needs_of(claims(name))
+    if name == "xfuser-long":
+        return ALL if "window" in needs["masks"] else set()
     if not name.startswith("yunchang-usp"):
         return set()
-    needs = case.needs_of(claims(name))
     windowed, causal = "window" in needs["masks"], "causal" in needs["masks"]
     swapped = needs["mesh"] == "ulysses x ring" and not name.endswith("zigzag")
     return ALL if windowed or (causal and swapped) else set()
@@ -73,6 +76,9 @@ def test_a_target_claims_what_its_package_accepts_and_no_ring():
         assert "kv-replicas" not in one.features, name
         if name.startswith(("diffusers", "transformer")):
             assert "ulysses x ring" not in one.meshes
+        if name.startswith("xfuser"):
+            assert "ulysses x ring" not in one.meshes
+            assert ("replicated-tokens" in one.features) == ("joint" in one.schemes)
         if name.startswith("diffusers"):
             assert one.masks == () and one.head_ratios == (1,)
         if name.startswith("transformer"):

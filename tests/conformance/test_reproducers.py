@@ -17,6 +17,7 @@ DIFFUSERS = pytest.mark.diffusers
 LUCIDRAINS = pytest.mark.lucidrains
 ZHUZILIN = pytest.mark.zhuzilin
 YUNCHANG = pytest.mark.yunchang
+XFUSER = pytest.mark.xfuser
 TRANSFORMER_ENGINE = pytest.mark.transformer_engine
 
 
@@ -103,6 +104,15 @@ GRADIENTS = {"dq", "dk", "dv"}
                 ("yunchang_usp_torch_math", ("1",), set()),
                 ("yunchang_ulysses_torch_flash", (), {"o"}),
                 ("yunchang_ulysses_torch_flash", ("1",), set()),
+            )
+        ),
+        *(
+            pytest.param(f"xfuser_long_{name}", words, "xfuser", {"0.7.0": wrong}, marks=XFUSER)
+            for name, words, wrong in (
+                ("window", (), {"o", *GRADIENTS}),
+                ("window", ("causal",), set()),
+                ("fa3_causal", (), {"o", *GRADIENTS}),
+                ("fa3_causal", ("full",), set()),
             )
         ),
         *(

@@ -33,6 +33,7 @@ OPTIONAL = {
     "ring_flash_attn",
     "transformer_engine",
     "torch",
+    "xfuser",
     "yunchang",
 }
 OF_PYTEST = {"conftest.py", "plugin.py", "test_conformance.py"}

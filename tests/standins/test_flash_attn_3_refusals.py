@@ -1,5 +1,6 @@
 """What the stand-in for FlashAttention 3 refuses, by name, and which modules it consists of."""
 
+import importlib.util
 import sys
 
 import pytest
@@ -105,3 +106,9 @@ def test_names_and_versions():
 
         with pytest.raises(AttributeError, match="got 'flash_attn_fun'"):
             fa.flash_attn_fun  # noqa: B018
+
+
+def test_a_program_may_ask_whether_the_package_that_a_beta_lacks_is_installed():
+    """diffusers asks for flash_attn_3 in this way when it is imported."""
+    with installed("flash_attn_interface==3.0.0.b1"):
+        assert importlib.util.find_spec("flash_attn_3") is None

@@ -14,6 +14,12 @@ target                               scheme        meshes                       
 ``diffusers-unified-scheme``         ``usp``       ring x ulysses                      all, as there is no mask
 ``deepspeed-ulysses-scheme``         ``ulysses``   ulysses                             contiguous
 ``deepspeed-ulysses-sbhd-scheme``    ``ulysses``   ulysses                             contiguous
+``xfuser-long-scheme``               ring, usp     ring; ring x ulysses                contiguous
+``xfuser-long-joint-scheme``         ulysses,      ulysses; ring; ring x ulysses       contiguous; forward pass only
+                                     joint
+``xfuser-usp-*-scheme``              ring,         ring; ulysses; ring x ulysses       contiguous; forward pass only
+                                     ulysses, usp
+``xfuser-usp-*-joint-scheme``        ``joint``     ring; ulysses; ring x ulysses       forward pass only
 ``transformer-engine-a2a-scheme``,   ``ulysses``   ulysses                             zigzag; with ``-thd`` zigzag_padded
 and its variants
 ``transformer-engine-a2a-p2p-        ``usp``       ring x ulysses                      the same
@@ -39,6 +45,7 @@ from ringspec.conformance.targets import (
     diffusers_ring,
     transformer_engine_claims,
     transformer_engine_cp,
+    xfuser_usp,
     yunchang_usp,
 )
 
@@ -51,7 +58,7 @@ RING_OUTER, ULYSSES_OUTER = "ring x ulysses", "ulysses x ring"
 class Public:
     """A target: what makes it, its claims without schemes, and how it splits attention.
 
-    ``more``: claims that differ, by name.
+    ``more``: claims that differ, by name, ``schemes`` if the axes of the meshes do not tell them.
     """
 
     make: Callable[..., TorchTarget]
@@ -60,8 +67,9 @@ class Public:
     more: dict[str, Any]
 
     @property
-    def scheme(self) -> str:
-        return "ulysses" if self.meshes == ("ulysses",) else "usp"
+    def schemes(self) -> tuple[str, ...]:
+        own: tuple[str, ...] = self.more.get("schemes", ())
+        return own or (("ulysses",) if self.meshes == ("ulysses",) else ("usp",))
 
 
 def yunchang(variant: str, *meshes: str, **more: Any) -> Public:
@@ -92,6 +100,22 @@ def transformer_engine(variant: str, mesh: str) -> Public:
     return Public(make, base, (mesh,), more)
 
 
+def xfuser(variant: str, schemes: tuple[str, ...] = ("ring", "ulysses", "usp")) -> Public:
+    """Return a target of xfuser, with the forward pass alone where text tokens are on all ranks."""
+    base = xfuser_usp.claims(variant)
+    more: dict[str, Any] = {"schemes": schemes}
+    if "joint" in schemes:
+        more |= {
+            "operations": SCHEME_OPERATIONS[:1],
+            "features": (*base.features, "replicated-tokens"),
+        }
+        if variant.startswith("usp"):
+            more["head_ratios"] = (1,)  # USP refuses kv_head_repeat there
+    alone = tuple(name for name in ("ring", "ulysses") if {name, "joint"} & set(schemes))
+    both = (RING_OUTER,) if {"usp", "joint"} & set(schemes) else ()
+    return Public(partial(xfuser_usp.target, variant), base, (*alone, *both), more)
+
+
 def targets() -> dict[str, Public]:
     """Return the targets by name, without the ending ``-scheme``."""
     both = (RING_OUTER, ULYSSES_OUTER)
@@ -104,7 +128,14 @@ def targets() -> dict[str, Public]:
         "diffusers-unified": diffusers("unified", RING_OUTER),
         "deepspeed-ulysses": deepspeed("bshd"),
         "deepspeed-ulysses-sbhd": deepspeed("sbhd"),
+        # Its backward pass in a ring of one sends to itself, which gloo refuses.
+        "xfuser-long": xfuser("long", ("ring", "usp")),
+        "xfuser-long-joint": xfuser("long", ("ulysses", "joint")),
     }
+    for kernel in ("flash", "flash-combined", "flash-3", "sdpa-flash"):
+        found[f"xfuser-usp-{kernel}"] = xfuser(f"usp-{kernel}")
+    for kernel in ("flash", "flash-3", "sdpa-flash"):
+        found[f"xfuser-usp-{kernel}-joint"] = xfuser(f"usp-{kernel}", ("joint",))
     for variant, one in transformer_engine_claims.VARIANTS.items():
         # Documents without padding have no case; with padding, not every backend takes them.
         if one.mode in ("a2a", "a2a+p2p") and one.packed == one.padded:
@@ -122,17 +153,10 @@ def claims(name: str) -> Capabilities:
     passes = (
         SCHEME_OPERATIONS if "ring-backward" in one.claims.operations else SCHEME_OPERATIONS[:1]
     )
-    # With USP, the number of ranks is free; that key heads can be divided is the feature kv-replicas.
-    workers = one.claims.workers if one.scheme == "ulysses" else None
-    return replace(
-        one.claims,
-        operations=passes,
-        schemes=(one.scheme,),
-        meshes=one.meshes,
-        kv_heads_multiple=1,
-        workers=workers,
-        **one.more,
-    )
+    # With a ring, the number of ranks is free; that key heads can be divided is the feature kv-replicas.
+    workers = one.claims.workers if one.schemes == ("ulysses",) else None
+    own = {"operations": passes, "meshes": one.meshes, "kv_heads_multiple": 1, "workers": workers}
+    return replace(one.claims, **{"schemes": one.schemes, **own, **one.more})
 
 
 def target(name: str, **settings: Any) -> TorchTarget:
