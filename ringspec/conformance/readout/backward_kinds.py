@@ -64,6 +64,11 @@ DELTA_WORDS = {
     "of the group": "delta is summed over the query heads of a key head",
 }
 
+DIMS_WORDS = {
+    "the first half": (0.0, 0.5), "the second half": (0.5, 1.0), "the first quarter": (0.0, 0.25),
+    "the first three quarters": (0.0, 0.75), "the last three quarters": (0.25, 1.0),
+}  # fmt: skip
+
 
 def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes that only a backward pass can make, such as a wrong lse, delta or product."""
@@ -79,6 +84,8 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         yield Kind(words, (("lse", LSES.index(name)),))
     for name, words in DELTA_WORDS.items():
         yield Kind(words, (("delta", DELTAS.index(name)),))
+    for words, part in DIMS_WORDS.items():
+        yield Kind(f"delta is summed over only {words} of the head dimension", (("delta_dims", part),))
     yield from operand_kinds(geometry, "backward", masks, distinct)
     yield from product_kinds(geometry)
     if geometry.softcap is not None:

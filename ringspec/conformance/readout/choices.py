@@ -84,7 +84,7 @@ DROPS_IN_DS = ("right", "not in dp", "in p too", "in p, not in dp")
 DSINKS = ("right", "lse without the sinks", "without delta", "of all workers", "of p (1 - p)")
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
-    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "not_home", "stacked", "over_heads",
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "over_heads",
 )  # fmt: skip
 
 
@@ -140,6 +140,7 @@ class Choices:
         ``dq_form``, ``dk_form``, ``dv_form``, ``dbias_form``: the matrix in each gradient's product, as numbers in DS_FORMS and DV_FORMS.
         ``dq_count``, ``dk_count``, ``dv_count``, ``dbias_count``: how often a share is added to each gradient.
         ``merge``: how a block's result is merged into the running one, as a number in MERGES.
+        ``part_lse``: the lse of a block in this merge, as a number in PART_LSES. If chunks are merged, it is that of a chunk.
 
         For each query or worker:
         ``o_to`` [a]: the worker that stores o and lse. ``o_times``: a factor on o.
@@ -160,6 +161,8 @@ class Choices:
         ``uncleared``: the gradients whose buffers are not cleared; then 'steps' and the number of steps after which a
         buffer is used again, or 'tiles' and the size of a tile.
         ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.
+        ``begins``: the :class:`Begins` of a query's softmax in each block or chunk; None if it begins with nothing.
+        ``delta_dims``: the part of the head dimension over which delta is summed, from one fraction to another.
         ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
         ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
         ``over_heads``: the gradients that are summed over all heads, each of which gets the sum.
@@ -248,6 +251,7 @@ def right_choices(geometry: Geometry) -> Choices:
         "drop_ds",
         "drop_dv",
         "merge",
+        "part_lse",
         "finish",
         "lse_out",
         "cap",
@@ -293,6 +297,8 @@ def right_choices(geometry: Geometry) -> Choices:
             "uncleared": (),
             "l_of_group": False,
             "tiles": None,
+            "begins": None,
+            "delta_dims": (0.0, 1.0),
             "dq_of_group": False,
             "turned": 0,
         }

@@ -16,6 +16,7 @@ from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believ
 from ringspec.conformance.readout.kinds import Kind, factors
 from ringspec.conformance.readout.masks import Mask, every_mask, number_of
 from ringspec.conformance.readout.merges import MERGES
+from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.operands import Operand, operand_kinds
 from ringspec.conformance.readout.sink_kinds import sink_kinds
 from ringspec.conformance.readout.sources import sources
@@ -76,6 +77,7 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             if not (geometry.sees_all and distinct):
                 more = f"{words}, and blocks without a visible pair are merged too"
                 yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
+    yield from part_kinds(geometry, distinct)
     yield from tile_kinds(geometry)
     yield from result_kinds(geometry)
     if geometry.group > 1:
@@ -157,6 +159,20 @@ def tile_kinds(geometry: Geometry) -> Iterator[Kind]:
                 f"between the results of blocks, and of the chunks of a worker's own block, {wrong}"
             )
             yield Kind(words, (("tiles", Tiles(geometry.run, name, True, True)),), 1.2)
+
+
+def part_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes in a block's lse and in where its softmax begins; and those in a chunk's, if chunks are merged."""
+    found = [
+        (f"the new block's lse {one.words}", ("part_lse", number), 1.0 + 0.2 * bool(one.rows or one.keys))
+        for number, one in lses_in(geometry, distinct)
+    ]  # fmt: skip
+    found += [(one.words, ("begins", one), 1.2) for one in begins_in(geometry)]
+    for words, change, cost in found:
+        yield Kind(words, (change,), cost)
+        if geometry.run < geometry.slots:
+            words = f"between the results of chunks of keys, {words}"
+            yield Kind(words, (("tiles", Tiles(geometry.run, "right", True)), change), cost + 0.15)
 
 
 def result_kinds(geometry: Geometry) -> Iterator[Kind]:

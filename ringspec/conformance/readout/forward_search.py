@@ -45,6 +45,7 @@ from ringspec.conformance.readout.model.keeping import keep
 from ringspec.conformance.readout.model.merging import weights_of_blocks
 from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
+from ringspec.conformance.readout.part_search import lses_that_fit, of_lse
 from ringspec.conformance.readout.places import Place, Places
 from ringspec.conformance.readout.reader import Reader
 from ringspec.conformance.readout.starts import Start, starts_of, without_idle_masks
@@ -143,9 +144,11 @@ def starts_of_o(
 def explaining_lse(reader: Reader, seen: Seen, choices: Choices) -> list[Fault]:
     """Return the wrong merges and row sums that, made everywhere, explain lse, whatever the weights are."""
     kinds, places = reader.tried("forward")
+    lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
     found = []
     for kind in itertools.takewhile(reader.model.may_go_on, kinds):
-        if of_sums(kind) or kind.slots == {"merge"} or names_of(kind) <= OF_LSE:
+        of_part = of_lse(kind) and of_lse(kind) in lses("tiles" in kind.slots).lse
+        if of_part or of_sums(kind) or kind.slots == {"merge"} or names_of(kind) <= OF_LSE:
             fault = Fault("forward", kind, places.blocks[0])
             match = match_forward(reader, seen, forward_pass(reader.model, fault.applied(choices)))
             if match.equal["lse"].all():
@@ -184,9 +187,12 @@ def forward_faults(
     misshapen = not match.alike["A"].all()
     ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
     alike_in: dict[int, bool] = {}
+    lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
     of_use = without_idle_masks(reader, "forward", kinds, choices, {"": (ours, there)})
     for kind in itertools.takewhile(reader.model.may_go_on, of_use):
         changes = kind.slots
+        if of_lse(kind) and of_lse(kind) not in lses("tiles" in changes):
+            continue
         if "tiles" in changes and not tiles_of_use(reader, kind, seen, match, alike_in):
             continue
         pairs = read_pairs(reader, kind, seen, choices, ours, there) if misshapen else None

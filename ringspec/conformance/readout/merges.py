@@ -84,11 +84,6 @@ WRONG = {
     "running by head 0's factor": "the running o and l are rescaled by the factor of head 0",
     "weights of other rows": "the weights of a merge are read in the order (token, head) (lse is correct)",
     "l of the group": "the new block's l is summed over the query heads of a key head",
-    "block's lse / ln 2": "the new block's lse is divided by ln 2 before the merge (it is in base 2 and taken for natural)",
-    "block's lse ln 2": "the new block's lse is multiplied by ln 2 before the merge",
-    "block's lse is m": "the new block's lse is only its row maximum",
-    "block's lse is log l": "the new block's lse is log l without the maximum",
-    "block's lse with log2": "the new block's lse is the maximum plus log2 l",
     EMPTY: "where a row sees no key of the new block, the block's lse is taken for 0",
     "softplus swapped": "lse becomes lse_old + log(1 + exp(lse_old - lse_block)), with the two exchanged (o is correct)",
     "softplus swapped, in the weights too": "lse becomes lse_old + log(1 + exp(lse_old - lse_block)), with the two exchanged, and the weights are relative to it",
@@ -106,7 +101,7 @@ IN_TILES = (
 AT_FIRST = (
     "normalised as sum", "block not rescaled", "o of block not rescaled", "l of block not rescaled",
     "divided at every merge", "weights of other rows", "l of the group",
-    "block's lse / ln 2", "block's lse ln 2", "block's lse is m", "block's lse is log l", "block's lse with log2", EMPTY,
+    EMPTY,
 )  # fmt: skip
 # Mistakes that raise the correct rescaling factors to a wrong power. Which factors: those of the 'running' o and l, of the
 # running 'o' alone, or of 'both' results. Then the power; 'scale lost' and 'scaled twice' add a power of the scale to it.
@@ -272,14 +267,6 @@ def normalised(
         swapped = lse + np.logaddexp(0.0, lse - lse_b)
         used = swapped if kind.endswith("too") else new
         return mixed(np.exp(lse - used), np.exp(lse_b - used), swapped)
-    if kind.startswith("block's lse"):
-        log_l = lse_b - finite_shift(m_b)
-        used = {
-            "block's lse / ln 2": lse_b / LN2, "block's lse ln 2": lse_b * LN2, "block's lse is m": m_b,
-            "block's lse is log l": log_l, "block's lse with log2": m_b + log_l / LN2,
-        }[kind]  # fmt: skip
-        new = np.logaddexp(lse, used)
-        return mixed(np.exp(lse - new), np.exp(used - new), new)
     if kind == "lse added":
         return mixed(np.exp(lse - new), np.exp(lse_b - new), lse + lse_b)
     if kind in ("exp(lse ln 2)", "exp(lse / ln 2)"):

@@ -419,9 +419,11 @@ class Numbers:
             shares = weights, ds, ds
             p, delta = weights, (given.dy * results["o"]).sum(axis=3)[:, None, ..., None]
         else:
-            products = np.einsum("ahid,xgyd->ahigxy", results["o"], given.dy)
-            flat = products.reshape(*products.shape[:3], -1)
-            cores = [core_of_pairs(model, c, first, first.lse, flat) for c in (of_q, of_kv)]
+            flat = self.products_with_dy(results["o"], right)
+            cores = [
+                core_of_pairs(model, c, first, first.lse, self.products_with_dy(results["o"], c))
+                for c in (of_q, of_kv)
+            ]
             shares = self.shares(of_q, of_kv, *cores)
             p, delta = np.maximum(cores[0][1], cores[1][1]), cores[0][3]
             dbias = share_of_bias(model, of_q, cores[0])
@@ -459,6 +461,13 @@ class Numbers:
                 next_worker = np.roll(stack, -given.geometry.direction, axis=0)
                 found.update(dk=stack, dv=next_worker)
         return results, sizes
+
+    def products_with_dy(self, o: Array, c: Choices) -> Array:
+        """Return <dy, o> [a, h, i, (g, x, y)] over the part of the head dimension that ``delta_dims`` selects."""
+        assert self.given.dy is not None
+        start, end = (int(x * o.shape[3]) for x in c["delta_dims"])
+        found = np.einsum("ahid,xgyd->ahigxy", o[..., start:end], self.given.dy[..., start:end])
+        return found.reshape(*o.shape[:3], -1)
 
     def shares(
         self, of_q: Choices, of_kv: Choices, core: Core, core_kv: Core

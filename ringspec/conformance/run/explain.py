@@ -295,7 +295,14 @@ def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, An
     if not shown:
         return None
     one = shown[0]
-    seen = diagnose(target.capabilities, [one.problem.call], [one.outputs[0]])
+    # A rounding bug leaves no fault to be read, and two faults are seldom a variant of one known bug.
+    seen = diagnose(
+        target.capabilities,
+        [one.problem.call],
+        [one.outputs[0]],
+        variants=len(found.faults) < 2,
+        rounding=not found.faults,
+    )
     if seen is None or seen.named is None or seen.named.mutant is None:
         return None
     mutant = seen.named.mutant

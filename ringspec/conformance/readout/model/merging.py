@@ -6,7 +6,7 @@ import numpy as np
 
 from ringspec.conformance.readout.choices import Choices
 from ringspec.conformance.readout.merges import AT_FIRST, MERGES, State, merge
-from ringspec.conformance.readout.model.arrays import log_of, nonzero, where_changed
+from ringspec.conformance.readout.model.arrays import log_of, nonzero, numbers_of_blocks, where_changed
 from ringspec.conformance.readout.model.blocks import blocks
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.problem.model import Array, Booleans, Integers
@@ -15,7 +15,7 @@ from ringspec.spec.online_softmax import finite_shift
 
 def merge_numbers(model: Model, c: Choices) -> Integers:
     """Return the numbers of the merges of all blocks in MERGES, [a, b, h, i]."""
-    return np.broadcast_to(c["merge"], (*model.shape[:4], 1))[..., 0]
+    return numbers_of_blocks(model, c["merge"])
 
 
 def merged(
