@@ -33,7 +33,7 @@ def read_proven(
     """
     outputs = problem.results(outputs)
     known = read_as(problem, outputs, earlier)
-    return known or proven(read(problem, outputs[0], share), problem, outputs[1])
+    return known or proven(read(problem, outputs[0], share, outputs[1]), problem, outputs[1])
 
 
 def read_as(

@@ -43,6 +43,7 @@ from ringspec.conformance.readout.model.storing import held, stored
 from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.reading import Named
+from ringspec.conformance.readout.rounding import LOOSE, is_rounding
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.target.protocol import Call
@@ -124,16 +125,23 @@ class Replayed:
     def compared(self, told: Told) -> Compared | None:
         """Compare the outputs with what the faults give; None if the model ring cannot compute that."""
         parts: list[Compared] = []
+        rounded = any(is_rounding(fault.kind) for fault in told.faults)
         for entry, rings in enumerate(self.rings):
             found = []
             for ring in rings:
                 made = ring.results_of(told)
                 if made is not None:
-                    found.append(nearer(self.call, entry, self.outputs, self.right, *made))
+                    found.append(self.nearer(entry, made, rounded))
             if not found:
                 return None
             parts.append(next((one for one in found if one.fits), found[0]))
         return Compared(all(one.fits for one in parts), any(one.wrong for one in parts))
+
+    def nearer(self, entry: int, made: tuple[Results, Results], rounded: bool) -> Compared:
+        """Compare one batch entry with the results of the faults; ``rounded``: some values are rounded to 16 bits."""
+        tolerance = TOLERANCES[self.call.formats["inputs"]]
+        tolerance = max(tolerance, LOOSE) if rounded else tolerance
+        return nearer(self.call, entry, self.outputs, self.right, *made, tolerance)
 
     def without_contradiction(self, told: Told) -> Told:
         """Reduce each fault to what no later one changes again, if the faults then fit as well.
@@ -155,14 +163,15 @@ def nearer(
     right: Mapping[str, Sequence[Array]],
     ours: Results,
     sizes: Results,
+    tolerance: float,
 ) -> Compared:
     """Compare one batch entry of the outputs with the results of the faults and with the correct ones.
 
     ``ours`` are the results that the faults give, and ``right`` the correct ones. The outputs fit if each element is
-    within the tolerance of the input format, and each wrong tensor is much nearer to ``ours`` than to ``right``.
-    ``sizes``: for each element, the sum of the absolute values of its terms.
+    within the tolerance, and each wrong tensor is much nearer to ``ours`` than to ``right``. ``sizes``: for each element,
+    the sum of the absolute values of its terms.
     """
-    tolerance, wrong = TOLERANCES[call.formats["inputs"]], False
+    wrong = False
     for name in outputs.keys() & ours.keys():
         at = ... if name in SUMS else entry  # these are sums over a batch, which has one entry
         got, true = (
@@ -341,14 +350,15 @@ class RingOf:
         The result is None if this ring has none of the faults, or if the effect of a fault cannot be computed
         by the four products in the module's docstring.
         """
-        faults = [one for fault in told.faults if (one := self.fault(fault.name)) is not None]
+        given = [fault for fault in told.faults if not is_rounding(fault.kind)]
+        faults = [one for fault in given if (one := self.fault(fault.name)) is not None]
         model = self.model
         forward = composed(model.right, [one for one in faults if one.phase == "forward"])
         base = carried(model.right, forward) if told.base == SAME else model.right
         backward = composed(base, [one for one in faults if one.phase == "backward"])
         whole = any(np.any(c[x]) for x in NOT_LINEAR for c in (forward, backward))
         derived = told.base == GRADIENT
-        if not faults or whole or (derived and not model.correct(forward, "q", "k")):
+        if (given and not faults) or whole or (derived and not model.correct(forward, "q", "k")):
             return None
         with np.errstate(all="ignore"):  # wrong choices overflow
             found = Numbers(self.given, model, forward, backward, derived).all()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ringspec.conformance.readout import hints
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
+from ringspec.conformance.readout.rounding import is_rounding
 
 MOST_ALTERNATIVES = 2
 MOST_OTHERS = 2  # problems with further faults
@@ -98,7 +99,9 @@ def combined(readings: Sequence[Reading]) -> Told:
             continue
         best, others = best_of(phase, found, explained)
         faults += best
-        sentences += [fault.told() for fault in best] or ([found.base] if found.base else [])
+        sentences += [fault.told() for fault in best]
+        if found.base and all(is_rounding(fault.kind) for fault in best):
+            sentences.append(found.base)
         alternatives += others
         same = [one for one in same if accounts(phase, best, one)]
     more, others = of_other_problems(faults, [one for one in explained if one not in same])
