@@ -48,7 +48,7 @@ from ringspec.conformance.readout.model.scores import OF_DROP
 from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.reader import Reader
-from ringspec.conformance.readout.starts import Start, starts_of, without_idle_masks
+from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
 
 # What a backward pass may compute instead of the gradient of attention.
@@ -224,6 +224,7 @@ def backward_starts(
     by_zeros = [
         starts_of(reader, "backward", choices, ours, there, only)
         for only, (ours, there) in zeros_of(seen, match).items()
+        if only != "dk"
     ]
     yield from ([one for one in starts if len(one) == 1][:MOST_STARTS] for starts in by_zeros)
     wrong = [name for name, x in match.equal.items() if not x.all()]
@@ -235,12 +236,12 @@ def backward_starts(
 
 
 def zeros_of(seen: Seen, match: Match) -> dict[str, tuple[Booleans, Booleans]]:
-    """Return the pairs that are not 0, as predicted and as observed, in a matrix of both kernels ('') and of each."""
-    p, ds = (
+    """Return the pairs that are not 0, as predicted and as observed, in a matrix of both kernels (''), of each, and in dk."""
+    p, ds, of_dk = (
         (np.abs(match.ours[name]) > ZERO, np.abs(np.asarray(was)) > ZERO)
-        for name, was in (("P", seen.p), ("dS of dq", seen.ds_of_dq))
+        for name, was in (("P", seen.p), ("dS of dq", seen.ds_of_dq), ("dS of dk", seen.ds_of_dk))
     )
-    return {"": p, KERNELS[1]: p, KERNELS[0]: ds}
+    return {"": p, KERNELS[1]: p, KERNELS[0]: ds, "dk": of_dk}
 
 
 def backward_faults(
@@ -267,8 +268,8 @@ def backward_faults(
     model = reader.model
     here = shares_of_pairs(model, choices, *saved)
     wrong = {name: not x.all() for name, x in match.equal.items()}
-    of_use = without_idle_masks(reader, "backward", kinds, choices, zeros_of(seen, match))
-    for kind in itertools.takewhile(model.may_go_on, of_use):
+    may_help = useful(reader, "backward", kinds, choices, zeros_of(seen, match))
+    for kind in itertools.takewhile(model.may_go_on, may_help):
         touched = of_interest(kind, wrong, last, alone)
         if not touched:
             continue

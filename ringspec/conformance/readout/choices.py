@@ -53,7 +53,7 @@ LSES_GIVEN = (
 )  # fmt: skip
 LSES = (
     "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "first block", "so far",
-    "negative", "block's maximum", "delta", "times scale", "divided by scale", "without the sinks", "chunk",
+    "negative", "block's maximum", "delta", "times scale", "divided by scale", "without the sinks", "chunk", "zero if empty",
 )  # fmt: skip
 DELTAS = (
     "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",

@@ -14,7 +14,7 @@ from ringspec.conformance.readout.choices import (
 )
 from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
 from ringspec.conformance.readout.kinds import Kind, factors
-from ringspec.conformance.readout.masks import Mask, every_mask, number_of
+from ringspec.conformance.readout.masks import Mask, every_mask, numbers_of
 from ringspec.conformance.readout.merges import MERGES
 from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.operands import Operand, operand_kinds
@@ -55,12 +55,14 @@ LSE_GIVEN_WORDS = {
 
 def sum_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
     """Yield the masks that show too much, applied to the row sums alone. Padded keys change nothing else anyway."""
-    hidden = ~masks[0].pattern & geometry.real_pairs
+    hidden, number_of = ~masks[0].pattern & geometry.real_pairs, numbers_of(masks)
     for mask in masks if distinct else every_mask(geometry):
+        if mask.of_tiles and not mask.words.endswith("masked in part are not masked"):
+            continue
         more = (mask.pattern & hidden).any() or not hidden.any()
         if mask.words and (mask.pattern | ~masks[0].pattern).all() and more:
             words = f"the row sums (not o) are made as if {mask.words}"
-            number = number_of(mask.pattern, masks)
+            number = number_of(mask.pattern)
             yield Kind(words, (("mask", number), ("value_mask", 0)), mask.cost + 0.3)
 
 

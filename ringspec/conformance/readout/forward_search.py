@@ -48,7 +48,7 @@ from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.part_search import lses_that_fit, of_lse
 from ringspec.conformance.readout.places import Place, Places
 from ringspec.conformance.readout.reader import Reader
-from ringspec.conformance.readout.starts import Start, starts_of, without_idle_masks
+from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
 
 FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
@@ -188,8 +188,8 @@ def forward_faults(
     ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
     alike_in: dict[int, bool] = {}
     lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
-    of_use = without_idle_masks(reader, "forward", kinds, choices, {"": (ours, there)})
-    for kind in itertools.takewhile(reader.model.may_go_on, of_use):
+    kinds_of_use = useful(reader, "forward", kinds, choices, {"": (ours, there)})
+    for kind in itertools.takewhile(reader.model.may_go_on, kinds_of_use):
         changes = kind.slots
         if of_lse(kind) and of_lse(kind) not in lses("tiles" in changes):
             continue

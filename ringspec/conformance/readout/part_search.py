@@ -52,9 +52,9 @@ def lses_that_fit(reader: Reader, seen: Seen, choices: Choices, chunks: bool) ->
     run = reader.geometry.run if chunks else reader.geometry.slots
     total = seen.weights.reshape(*seen.weights.shape[:4], -1, run).sum(axis=5)
     with np.errstate(invalid="ignore", divide="ignore"):
-        read = np.where(total > ZERO, np.log(total), np.nan) - parts
-        spread = np.nanmax(read, axis=(2, 5)) - np.nanmin(read, axis=(2, 5))
-        steady = ~(spread > 4 * reader.tolerance)
+        read = np.log(total) - parts
+        low, high = (np.where(total > ZERO, read, x) for x in (np.inf, -np.inf))
+        steady = ~(high.max(axis=(2, 5)) - low.min(axis=(2, 5)) > 4 * reader.tolerance)
     right, others = steady[0], steady[1:]
     gain = (others & ~right).sum(axis=(1, 2, 3)) - (right & ~others).sum(axis=(1, 2, 3))
     best = np.argsort(-gain, kind="stable")[:MOST]

@@ -7,16 +7,18 @@ faults may give the same results with these inputs. The *proof* of a problem is 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.problems import Problem
-from ringspec.conformance.readout.reading import PassRead, Reading, read
+from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, told
 
-MOST_TRIED = 6  # sets of faults of a pass
+MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
+OF_TILES = re.compile(r"\btiles? of \d")
 NOT_PROVED = "a change that gives the numbers of this readout was found, but it does not give those of random inputs"
 
 
@@ -60,6 +62,17 @@ def with_faults(part: PassRead, found: Told) -> PassRead:
     return dataclasses.replace(part, sets=tuple(sets[:1]))
 
 
+def simplest(part: PassRead) -> tuple[tuple[Named, ...], ...]:
+    """Return the simplest sets of faults of a pass; and of sets with a rule about tiles, which is seldom simple, a few more."""
+    first, others = part.sets[:MOST_TRIED], part.sets[MOST_TRIED:]
+    return (*first, *[one for one in others if of_tiles(one)][:MOST_OF_TILES])
+
+
+def of_tiles(faults: Sequence[Named]) -> bool:
+    """Return whether one of the faults is a rule about tiles."""
+    return any(OF_TILES.search(one.kind) for one in faults)
+
+
 def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
     """Keep the sets of faults that also give ``outputs``, the results of the problem's proof.
 
@@ -70,7 +83,7 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
         return reading
     replayed = Replayed(problem.proof, outputs)
     passes = [one or PassRead() for one in (reading.forward, reading.backward)]
-    sets = [one.sets[:MOST_TRIED] or ((),) for one in passes]
+    sets = [simplest(one) or ((),) for one in passes]
     kept: list[dict[tuple, None]] = [{}, {}]
     for forward, backward in product(*sets):
         told_here = Told(faults=(*forward, *backward), base=passes[1].base)
@@ -132,7 +145,7 @@ def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:
             return part
         sets = [
             one
-            for one in part.sets[:MOST_TRIED]
+            for one in simplest(part)
             if not any(refutes(x, Told(one, base)) for x in right)
         ]
         return dataclasses.replace(part, sets=tuple(sets) or part.sets)

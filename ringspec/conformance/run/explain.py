@@ -30,7 +30,7 @@ from ringspec.conformance.readout.problems import (
     problems_for,
     settings_for,
 )
-from ringspec.conformance.readout.proof import read_as, read_proven, unrefuted
+from ringspec.conformance.readout.proof import of_tiles, read_as, read_proven, unrefuted
 from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.told import Told, lists_pairs
@@ -235,23 +235,24 @@ def runs_of(
 def agreed(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Read a problem by the faults of a later one if these explain it, too.
 
-    Some faults, and some pairs of tokens, do not show in every problem: a causal mask hides pairs.
+    Some faults, and some pairs of tokens, do not show in every problem: a causal mask hides pairs. Of two rules about
+    tiles that hide the same pairs in one problem, another problem may show which one it is.
     """
     found = list(runs)
     for number in range(len(runs) - 1):
         run = runs[number]
         if run.reading is not None and run.reading.explained:
-            own, pairs = faults_in(run.reading), reads_pairs(run.reading)
+            own, special = faults_in(run.reading), irregular(run.reading)
             later = [x.reading for x in runs[number + 1 :] if x.reading is not None]
-            more = [x for x in later if faults_in(x) > own or (pairs and reads_pairs(x))]
+            more = [x for x in later if faults_in(x) > own or (special and irregular(x))]
             reading = read_as(run.problem, run.outputs, more)
             found[number] = dataclasses.replace(run, reading=reading) if reading else run
     return tuple(found)
 
 
-def reads_pairs(reading: Reading) -> bool:
-    """Tell whether the simplest explanation of a problem lists pairs of tokens."""
-    return any(lists_pairs(one.sets[0]) for one in reading.passes if one.sets)
+def irregular(reading: Reading) -> bool:
+    """Tell whether the simplest explanation of a problem lists pairs of tokens, or is a rule about tiles."""
+    return any(lists_pairs(one.sets[0]) or of_tiles(one.sets[0]) for one in reading.passes if one.sets)
 
 
 def faults_in(reading: Reading) -> int:

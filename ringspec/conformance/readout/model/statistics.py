@@ -52,6 +52,7 @@ def row_lse(
         "so far": forward.running[..., None], "negative": -saved, "block's maximum": finite_shift(m)[..., None],
         "times scale": saved * model.geometry.scale, "divided by scale": saved / model.geometry.scale,
         "without the sinks": forward.bare.reshape(-1)[at], "chunk": lse_of_chunks(model, s),
+        "zero if empty": finite_shift(saved),
     }  # fmt: skip
     return chosen(c["lse"], LSES, of)
 
