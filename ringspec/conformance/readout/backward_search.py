@@ -82,9 +82,15 @@ GRADIENTS_READ = {
 
 
 def explain_backward(
-    reader: Reader, seen: Seen, choices: Choices, forward_is_whole: bool
+    reader: Reader,
+    seen: Seen,
+    choices: Choices,
+    forward_is_whole: bool,
+    known: Sequence[tuple[Fault, ...]] = (),
 ) -> Explanation:
     """Explain the backward pass, given the lse and delta that the kernel's forward pass returned.
+
+    ``known``: sets of faults that other problems showed.
 
     Apart from its faults, the backward pass may be the gradient of attention, the gradient of the wrong forward
     pass, or a pass that makes the same wrong choices as the forward pass. It may also use o and lse as they were
@@ -92,7 +98,7 @@ def explain_backward(
     """
     forward = forward_pass(reader.model, choices)
     returned = forward.lse if seen.lse is None else seen.lse, seen.through
-    found = backward_from(reader, seen, choices, forward_is_whole, forward, *returned)
+    found = backward_from(reader, seen, choices, forward_is_whole, forward, *returned, known=known)
     if (
         (found.whole and not found.faults)
         or not forward_is_whole
@@ -121,6 +127,7 @@ def backward_from(
     lse: Array,
     through: Array,
     most_faults: int = MOST_FAULTS,
+    known: Sequence[tuple[Fault, ...]] = (),
 ) -> Explanation:
     """Explain the backward pass from given results of the forward pass.
 
@@ -166,6 +173,7 @@ def backward_from(
             reader.part(1 / (len(bases) - number)),
             lambda now, match: backward_starts(reader, seen, saved, now, match),
             size,
+            known,
         )
         one = Explanation(one.faults, one.whole, one.match, one.others, words)
         found.append((one, one.match.gain(found[0][0].match) if found else 0.0))

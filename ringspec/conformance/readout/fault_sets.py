@@ -19,6 +19,7 @@ from ringspec.conformance.readout.model.ring import Model
 # How many sets of one fault, and of two faults, that do not explain everything are extended by another fault.
 KEPT = (10, 5)
 MOST_FAULTS = 3
+MOST_KNOWN = 2  # sets of faults from other problems that are extended
 # The cost up to which a set that is found from a start is told at once. A less simple set, such as two faults of one
 # kernel alone, is told only if the search for two faults finds no simpler one.
 SIMPLE = 3.0
@@ -45,6 +46,7 @@ def explain(
     evaluations: float,
     starts: Starts | None = None,
     most_faults: int = MOST_FAULTS,
+    known: Sequence[tuple[Fault, ...]] = (),
 ) -> Explanation:
     """Return the smallest set of faults that explains everything, or no fault if none is found.
 
@@ -54,7 +56,8 @@ def explain(
     The search ends when ``model`` has computed as many ``evaluations``. ``keep`` stores what similar choices have in
     common, so that they are predicted faster. ``starts`` yields groups of sets of faults that explain a part, such as one matrix;
     these are extended first. ``most_faults``: the largest size of a set. ``predict`` compares a prediction with what was read, and ``proposed``
-    yields the faults to try. ``base`` are the choices without faults.
+    yields the faults to try. ``base`` are the choices without faults. ``known``: sets of faults that other problems
+    showed, which are tried first, and extended.
     """
     model.most = model.evaluations + evaluations
     keep(base)
@@ -85,6 +88,15 @@ def explain(
                 break
         return whole, tried
 
+    def from_known(count: int) -> list[Chain]:
+        """Return what explains everything with ``count`` faults that other problems showed and one more."""
+        nonlocal beam
+        few = (x for x in of_known if len(x[0]) == count and x[1].gain(plain) > 0)
+        beam = sorted(few, key=best)[:MOST_KNOWN]
+        whole = extended(True)[0] if beam else []
+        keep(base)
+        return whole
+
     def from_starts(starts: Starts) -> tuple[list[Chain], list[Chain], list[Chain]]:
         """Return what explains everything from the first group of starts that leads to it: simple, or not; then all starts."""
         nonlocal beam
@@ -101,10 +113,17 @@ def explain(
             keep(base)
         return [], [], every
 
+    of_known = [(faults, predict(composed(base, faults))) for faults in known]
+    explaining = [one for one in of_known if one[1].whole]
+    if explaining:
+        return explanation_of(explaining[:1])
     started = spare = list[Chain]()
     for depth in range(most_faults):
         # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
         whole, tried = extended(True)
+        if not whole and depth + 1 < most_faults and known:
+            before, whole = beam, from_known(depth + 1)
+            beam = before
         if not whole and depth == 0 and most_faults > 1 and starts is not None:
             whole, spare, started = from_starts(starts)
             beam = [((), plain)]

@@ -79,6 +79,9 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             if not (geometry.sees_all and distinct):
                 more = f"{words}, and blocks without a visible pair are merged too"
                 yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
+            if name == "replaced" and not (geometry.sees_all and distinct):
+                more = f"{words}, also in rows that see no key of the new block"
+                yield Kind(more, (("merge", number), ("hidden_merge", "rows")), 1.05)
     yield from part_kinds(geometry, distinct)
     yield from tile_kinds(geometry)
     yield from result_kinds(geometry)

@@ -93,8 +93,13 @@ def match_forward(reader: Reader, seen: Seen, ours: Forward) -> Match:
     )
 
 
-def explain_forward(reader: Reader, seen: Seen) -> tuple[Explanation, Choices]:
-    """Explain the forward pass; return the explanation, and the choices of a ring with its faults."""
+def explain_forward(
+    reader: Reader, seen: Seen, known: Sequence[tuple[Fault, ...]] = ()
+) -> tuple[Explanation, Choices]:
+    """Explain the forward pass; return the explanation, and the choices of a ring with its faults.
+
+    ``known``: sets of faults that other problems showed.
+    """
     model = reader.model
 
     def predict(choices: Choices) -> Match:
@@ -109,6 +114,7 @@ def explain_forward(reader: Reader, seen: Seen) -> tuple[Explanation, Choices]:
         lambda choices, match, last: forward_faults(reader, seen, predict, choices, match, last),
         reader.part(1.0 if seen.p is None else OF_FORWARD),
         lambda choices, match: forward_starts(reader, seen, choices, match),
+        known=known,
     )
     return found, composed(model.right, found.faults)
 

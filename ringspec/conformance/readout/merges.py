@@ -27,7 +27,8 @@ WRONG = {
     "weights swapped": "the two weights of the merge are swapped",
     "o weights swapped": "the two weights of the merge are swapped for o (lse is correct)",
     "normalised o weights swapped": "the two weights are swapped in a merge of normalised o (lse is correct)",
-    "last wins": "the new block's result replaces the running result",
+    "replaced": "the new block's result replaces the running result",
+    "last wins": "the new block's o and l replace the running ones, and the maximum is the larger one",
     "first wins": "the new block is dropped in the merge",
     "o last wins": "the new block's o replaces the running o (l is correct)",
     "lse last wins": "the new block's l replaces the running l (o is accumulated)",
@@ -92,7 +93,7 @@ MERGES = ("right", *WRONG)
 # Mistakes that are tried in merging tiles of keys, too.
 IN_TILES = (
     "running not rescaled", "o not rescaled", "l not rescaled", "block not rescaled", "o of block not rescaled",
-    "neither rescaled", "neither o rescaled", "neither l rescaled", "last wins", "o last wins", "lse last wins",
+    "neither rescaled", "neither o rescaled", "neither l rescaled", "replaced", "last wins", "o last wins", "lse last wins",
     "running rescaled inversely", "o rescaled inversely", "running rescaled twice", "o rescaled twice", "sum rescaled",
     "sum of o rescaled", "running, scale lost", "running o, scale lost", "running in base 2", "running in base 2, scale lost",
     "running in base e", "o by the first head's factor", "running by the first head's factor", "equal weights", "l of the group",
@@ -122,6 +123,7 @@ FACTORS = {
     "l of block not rescaled": ("c", "e", "c", "1"),
     "weights swapped": ("e", "c", "e", "c"),
     "o weights swapped": ("e", "c", "c", "e"),
+    "replaced": ("0", "e", "0", "e"),
     "last wins": ("0", "1", "0", "1"),
     "first wins": ("c", "0", "c", "0"),
     "o last wins": ("0", "e", "c", "e"),

@@ -34,8 +34,17 @@ def read_proven(
     They are accepted if they explain the results of both calls.
     """
     outputs = problem.results(outputs)
-    known = read_as(problem, outputs, earlier)
-    return known or proven(read(problem, outputs[0], share, outputs[1]), problem, outputs[1])
+    same = read_as(problem, outputs, earlier)
+    if same is not None:
+        return same
+    known = dict.fromkeys(faults for one in earlier for faults in explained_sets(one))
+    found = read(problem, outputs[0], share, outputs[1], list(known)[::-1])
+    return proven(found, problem, outputs[1])
+
+
+def explained_sets(reading: Reading) -> tuple[tuple[Named, ...], ...]:
+    """Return the best set of faults of each pass that a reading explains."""
+    return tuple(one.sets[0] for one in reading.passes if one.whole and one.sets)
 
 
 def read_as(
@@ -43,9 +52,10 @@ def read_as(
 ) -> Reading | None:
     """Return the reading of a problem's two calls by the faults of one of ``others``; None if these do not explain them."""
     tried: list[Told] = []
-    for one in others:
-        found = told([one])
-        if not one.explained or not found.faults or found.faults in [x.faults for x in tried]:
+    explained = [one for one in others if one.explained]
+    # What accounts for most of the other problems is tried first.
+    for one, found in ((one, told(x)) for x in (explained, *([y] for y in explained)) for one in x[:1]):
+        if not found.faults or found.faults in [x.faults for x in tried]:
             continue
         tried.append(found)
         if explains(found, (problem.call, problem.proof), outputs):

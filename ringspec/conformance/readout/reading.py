@@ -22,6 +22,7 @@ from ringspec.conformance.readout.fault_sets import cost
 from ringspec.conformance.readout.forward_search import explain_forward, match_forward
 from ringspec.conformance.readout.hints import ROUNDING, hint_for
 from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.known_faults import Known
 from ringspec.conformance.readout.matches import Explanation, Match, near
 from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
@@ -34,6 +35,7 @@ from ringspec.conformance.readout.rounding import (
     LOOSE,
     backward_rounding,
     forward_rounding,
+    is_rounding,
     rounded_values,
 )
 from ringspec.formats import load
@@ -157,11 +159,16 @@ def pass_from(data: Mapping[str, Any] | None) -> PassRead | None:
 
 
 def read(
-    problem: Problem, outputs: Outputs, share: float = 1.0, proof: Outputs | None = None
+    problem: Problem,
+    outputs: Outputs,
+    share: float = 1.0,
+    proof: Outputs | None = None,
+    known: Sequence[Sequence[Named]] = (),
 ) -> Reading:
     """Explain the results of one problem; ``share``: the part of the usual work that its searches may do.
 
-    ``proof``: the results of the call with random inputs, if they are known.
+    ``proof``: the results of the call with random inputs, if they are known. ``known``: sets of faults that other
+    problems showed.
     """
     geometry = problem.pairs.geometry
     results = without_padding(geometry, {x: joined(map(load, outputs[x])) for x in outputs})
@@ -171,7 +178,8 @@ def read(
     expected = {name: (right[name], sizes[name]) for name in results}
     if agrees(results, expected, problem.tolerance):
         return Reading(problem.id, True)
-    given = Given(problem, seen, share, proof or {})
+    names = [[one.name for one in faults if not is_rounding(one.kind)] for faults in known]
+    given = Given(problem, seen, share, proof or {}, names)
     with np.errstate(all="ignore"):  # wrong choices overflow
         reader, (forward, choices), passed, work = read_forward(given)
         passes = [passed]
@@ -185,12 +193,16 @@ def read(
 
 @dataclass(frozen=True)
 class Given:
-    """What was read from the results of a problem; ``share`` and ``proof`` are as for :func:`read`."""
+    """What was read from the results of a problem; ``share`` and ``proof`` are as for :func:`read`.
+
+    ``known``: the names of the faults that other problems showed.
+    """
 
     problem: Problem
     seen: Seen
     share: float
     proof: Outputs
+    known: Sequence[Sequence[tuple[str, str, str]]]
 
 
 def explained_by(
@@ -238,13 +250,14 @@ def read_backward(
     """Explain the backward pass of the kernel, given the ``choices`` of a ring with the faults of its forward pass."""
     seen, usual = given.seen, given.problem.tolerance
     model, scale = reader.model, reader.geometry.scale
+    known = Known(reader, given.known).faults("backward")
     forward = forward_pass(model, choices)
     saved = forward, forward.lse if seen.lse is None else seen.lse, seen.through
     return explained_by(
         given,
         reader,
         lambda: match_backward(reader, seen, backward_pass(model, model.right, *saved)),
-        lambda: (explain_backward(reader, seen, choices, forward_is_whole), choices),
+        lambda: (explain_backward(reader, seen, choices, forward_is_whole, known), choices),
         lambda match: backward_rounding(seen, match, usual, given.proof, reader.largest, scale),
         "backward",
     )[1]
@@ -356,12 +369,12 @@ def read_forward(
         there = dataclasses.replace(geometry, forward_travels=travels)
         pairs = dataclasses.replace(problem.pairs, geometry=there)
         reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS)
-        model = reader.model
+        model, known = reader.model, Known(reader, given.known).faults("forward")
         explained, passed = explained_by(
             given,
             reader,
             lambda: match_forward(reader, seen, forward_pass(model, model.right)),
-            lambda: explain_forward(reader, seen),
+            lambda: explain_forward(reader, seen, known),
             lambda match: forward_rounding(seen, match, problem.tolerance, given.proof),
             "forward",
         )

@@ -148,6 +148,7 @@ def of_other_problems(
         said = new if how == ", also" else found
         base = one.backward.base if one.backward and said[0].phase == "forward" else ""
         words = [fault.told() for fault in said] + ([base] if base else [])
+        words = [in_batches(x) for x in words] if BATCHES in one.problem else words
         key = how, " ".join(words)
         if key not in problems and len(problems) == MOST_OTHERS:
             continue

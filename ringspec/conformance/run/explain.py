@@ -219,7 +219,7 @@ def runs_of(
     longer = THOROUGH if thorough else 1.0
     left = EVALUATIONS_OF_ALL * longer
     for problem in problems:
-        special = group_of(problem.pairs.geometry) not in ("", "window")
+        special = group_of(problem.pairs.geometry) not in ("", "window", "batches")
         if special and any(run.reading is not None and not run.right for run in made):
             break
         readings = [run.reading for run in (*earlier, *made) if run.reading]
@@ -246,8 +246,19 @@ def agreed(runs: Sequence[Run]) -> tuple[Run, ...]:
             later = [x.reading for x in runs[number + 1 :] if x.reading is not None]
             more = [x for x in later if faults_in(x) > own or (special and irregular(x))]
             reading = read_as(run.problem, run.outputs, more)
-            found[number] = dataclasses.replace(run, reading=reading) if reading else run
+            if reading is not None:
+                both = with_sets_of(reading, run.reading)
+                found[number] = dataclasses.replace(run, reading=both)
     return tuple(found)
+
+
+def with_sets_of(reading: Reading, other: Reading) -> Reading:
+    """Return a reading with its own sets of faults, then those of another reading of the same problem."""
+    forward, backward = (
+        mine and his and dataclasses.replace(mine, sets=tuple(dict.fromkeys((*mine.sets, *his.sets))))
+        for mine, his in ((reading.forward, other.forward), (reading.backward, other.backward))
+    )
+    return dataclasses.replace(reading, forward=forward, backward=backward)
 
 
 def irregular(reading: Reading) -> bool:

@@ -50,13 +50,16 @@ def merged_in_steps(
     run_m = np.full(m[..., 0, :, :].shape, 0.0 if c["started"] else -np.inf)
     run_l = np.full(run_m.shape, float(c["started"]))
     omega = np.zeros((model.workers, *run_m.shape))
-    wrong, stays, hidden_merge = bool(kinds.any()), c["stays"], c["hidden_merge"]
+    wrong, stays = bool(kinds.any()), c["stays"]
     back = -model.geometry.direction
     for t in range(steps):
         b = model.order[:, t]
         m_b, l_b = (x[..., model.rows, b, :, :] for x in (m, l))
         kind_b = kinds[..., model.rows, b, :, :]
         here, fresh = l_b != 0, run_l == 0
+        hidden_merge = c["hidden_merge"]
+        if hidden_merge == "rows":
+            hidden_merge = here.any(axis=(-2, -1), keepdims=True)
         new = merge("right", run_m, run_l, omega, m_b, l_b, t, model.geometry)
         if wrong:
             joins = here | hidden_merge
