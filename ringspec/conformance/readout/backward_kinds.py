@@ -91,7 +91,9 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
     for name, words in DELTA_WORDS.items():
         yield Kind(words, (("delta", DELTAS.index(name)),))
     for words, part in DIMS_WORDS.items():
-        yield Kind(f"delta is summed over only {words} of the head dimension", (("delta_dims", part),))
+        yield Kind(
+            f"delta is summed over only {words} of the head dimension", (("delta_dims", part),)
+        )
     yield from operand_kinds(geometry, "backward", masks, distinct)
     yield from product_kinds(geometry)
     yield from overwritten_kinds(geometry, masks[0].pattern, distinct)

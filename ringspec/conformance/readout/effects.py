@@ -19,7 +19,16 @@ STORED = (
 )
 
 # Choices that change weights outside of their own block, or in other columns.
-OF_ROW_SUMS = {"merge", "part_lse", "count", "centred", "o_times", "drop_l", "drop_times", *components("v")}
+OF_ROW_SUMS = {
+    "merge",
+    "part_lse",
+    "count",
+    "centred",
+    "o_times",
+    "drop_l",
+    "drop_times",
+    *components("v"),
+}
 
 # Choices that change only lse, and those that change only o.
 OF_LSE, OF_O = {"lse_out", "lse_row", "sink_lse"}, {"finish", "o_times", "o_row", "sink_o"}

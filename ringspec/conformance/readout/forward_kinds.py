@@ -16,8 +16,8 @@ from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believ
 from ringspec.conformance.readout.kinds import Kind, factors
 from ringspec.conformance.readout.masks import Mask, every_mask, numbers_of
 from ringspec.conformance.readout.merges import MERGES
-from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.operands import Operand, operand_kinds
+from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.sink_kinds import sink_kinds
 from ringspec.conformance.readout.sources import sources
 
@@ -168,7 +168,7 @@ def tile_kinds(geometry: Geometry) -> Iterator[Kind]:
 
 def part_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes in a block's lse and in where its softmax begins; and those in a chunk's, if chunks are merged."""
-    found = [
+    found: list[tuple[str, tuple[str, object], float]] = [
         (f"the new block's lse {one.words}", ("part_lse", number), 1.0 + 0.2 * bool(one.rows or one.keys))
         for number, one in lses_in(geometry, distinct)
     ]  # fmt: skip

@@ -114,9 +114,7 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
             yield Kind(words, at_counts(names, again), 1.2)
 
 
-def overwritten_kinds(
-    geometry: Geometry, visible: Booleans, distinct: bool
-) -> Iterator[Kind]:
+def overwritten_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes of keeping a gradient of only one tile of each block, because the tiles overwrite each other.
 
     ``visible``: the correct mask. Tiles without a visible pair are skipped. Whether a tile has one depends on the size of

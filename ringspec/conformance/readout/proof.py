@@ -54,7 +54,9 @@ def read_as(
     tried: list[Told] = []
     explained = [one for one in others if one.explained]
     # What accounts for most of the other problems is tried first.
-    for one, found in ((one, told(x)) for x in (explained, *([y] for y in explained)) for one in x[:1]):
+    for one, found in (
+        (one, told(x)) for x in (explained, *([y] for y in explained)) for one in x[:1]
+    ):
         if not found.faults or found.faults in [x.faults for x in tried]:
             continue
         tried.append(found)
@@ -89,8 +91,12 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
     If no set does, the reading becomes unexplained. If the effect of faults on the proof cannot be computed, the
     reading stays as it is.
     """
-    if not reading.explained or not expressible(problem.proof):
+    if not reading.passes or not expressible(problem.proof):
         return reading
+    if not reading.explained:
+        if all(one.whole for one in reading.passes):
+            return reading
+        return proven_alone(reading, Replayed(problem.proof, outputs))
     replayed = Replayed(problem.proof, outputs)
     passes = [one or PassRead() for one in (reading.forward, reading.backward)]
     sets = [simplest(one) or ((),) for one in passes]
@@ -107,8 +113,7 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
             for number, phase in enumerate(("forward", "backward")):
                 kept[number][tuple(one for one in faults if one.phase == phase)] = None
     if not kept[0]:
-        left = PassRead(left=NOT_PROVED)
-        return dataclasses.replace(reading, forward=left, backward=None)
+        return proven_alone(reading, replayed)
     changed = [
         dataclasses.replace(one, sets=tuple(x for x in found if x))
         for one, found in zip(passes, kept, strict=True)
@@ -118,6 +123,28 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
         forward=changed[0],
         backward=None if reading.backward is None else changed[1],
     )
+
+
+def proven_alone(reading: Reading, replayed: Replayed) -> Reading:
+    """Keep the sets of faults of each pass that give its results for the proof; the backward pass gets the kernel's o and lse.
+
+    At least one pass of the reading becomes unexplained, if none is.
+    """
+    passes: list[PassRead | None] = []
+    for phase, one in (("forward", reading.forward), ("backward", reading.backward)):
+        if one is None or not one.sets or one.base:
+            passes.append(one if one is None or not one.sets else PassRead(left=NOT_PROVED))
+            continue
+        sets = [
+            faults
+            for faults in simplest(one)
+            if (found := replayed.compared(Told(faults), phase)) is not None and found.fits
+        ]
+        passes.append(PassRead(tuple(sets)) if sets else PassRead(left=NOT_PROVED))
+    if all(one is None or one.whole for one in passes):
+        last = max(number for number, one in enumerate(passes) if one is not None)
+        passes[last] = PassRead(left=NOT_PROVED)
+    return dataclasses.replace(reading, forward=passes[0], backward=passes[1])
 
 
 def unrefuted(
@@ -134,7 +161,7 @@ def unrefuted(
     proofs = [
         (problem.id, Replayed(problem.proof, outputs[1]))
         for problem, outputs in right
-        if expressible(problem.proof)
+        if expressible(problem.proof) and BATCHES not in problem.id
     ]
     found = told([without_refuted(one, [proof for _, proof in proofs]) for one in readings])
     against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
@@ -154,9 +181,7 @@ def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:
         if part is None or not part.sets:
             return part
         sets = [
-            one
-            for one in simplest(part)
-            if not any(refutes(x, Told(one, base)) for x in right)
+            one for one in simplest(part) if not any(refutes(x, Told(one, base)) for x in right)
         ]
         return dataclasses.replace(part, sets=tuple(sets) or part.sets)
 

@@ -353,38 +353,45 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
     }
 
 
-def read_forward(
-    given: Given,
-) -> tuple[Reader, tuple[Explanation, Choices], PassRead, int]:
+ForwardRead = tuple[Reader, tuple[Explanation, Choices], PassRead]
+
+
+def read_forward(given: Given) -> tuple[Reader, tuple[Explanation, Choices], PassRead, int]:
     """Explain the forward pass of the kernel.
 
     If queries travel in the backward pass, either keys or queries may travel in the forward pass, and both are tried.
     The result is the better explanation, with the :class:`Reader` that found it, the choices of a ring with its faults,
     and the evaluations of the other reader.
     """
-    problem, seen = given.problem, given.seen
-    found = []
-    geometry = problem.pairs.geometry
-    for travels in ("keys", "queries") if geometry.circulation == "q" else ("keys",):
-        there = dataclasses.replace(geometry, forward_travels=travels)
-        pairs = dataclasses.replace(problem.pairs, geometry=there)
-        reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS)
-        model, known = reader.model, Known(reader, given.known).faults("forward")
-        explained, passed = explained_by(
-            given,
-            reader,
-            lambda: match_forward(reader, seen, forward_pass(model, model.right)),
-            lambda: explain_forward(reader, seen, known),
-            lambda match: forward_rounding(seen, match, problem.tolerance, given.proof),
-            "forward",
-        )
-        found.append((reader, explained, passed))
-        listed = any(PAIRS in fault.place.words for fault in explained[0].faults)
-        if explained[0].whole and not listed:
+    found: list[ForwardRead] = []
+    circulation = given.problem.pairs.geometry.circulation
+    for travels in ("keys", "queries") if circulation == "q" else ("keys",):
+        found.append(read_forward_as(given, travels))
+        explanation, _ = found[-1][1]
+        listed = any(PAIRS in fault.place.words for fault in explanation.faults)
+        if explanation.whole and not listed:
             break
     best = max(found, key=lambda one: preference(one[1][0]))
     others = [reader for reader, *_ in found if reader is not best[0]]
     return *best, sum(reader.model.evaluations for reader in others)
+
+
+def read_forward_as(given: Given, travels: str) -> ForwardRead:
+    """Explain the forward pass of a kernel in which ``travels`` travel, 'keys' or 'queries'."""
+    problem, seen = given.problem, given.seen
+    there = dataclasses.replace(problem.pairs.geometry, forward_travels=travels)
+    pairs = dataclasses.replace(problem.pairs, geometry=there)
+    reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS)
+    model, known = reader.model, Known(reader, given.known).faults("forward")
+    explained, passed = explained_by(
+        given,
+        reader,
+        lambda: match_forward(reader, seen, forward_pass(model, model.right)),
+        lambda: explain_forward(reader, seen, known),
+        lambda match: forward_rounding(seen, match, problem.tolerance, given.proof),
+        "forward",
+    )
+    return reader, explained, passed
 
 
 def preference(found: Explanation) -> tuple[bool, float]:

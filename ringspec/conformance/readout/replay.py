@@ -53,7 +53,7 @@ from ringspec.recipes import RECIPES
 
 TENSORS = {"q", "k", "v", "dy", "dlse", "sinks", "bias", "keep", "segments_q", "segments_k"}
 TERMS = {"scale", "causal", "window", "cu_seqlens", "softcap", "dropout_p", "dropout_seed"}
-SUMS = ("dsinks",)
+SUMS, OF_FORWARD = ("dsinks",), ("o", "lse")
 NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S and G
 NEARER = 0.25  # of the distance from the correct results, in each tensor
 MOST_PAIRS = 1 << 18  # B * H * Sq * Sk
@@ -122,20 +122,37 @@ class Replayed:
         batch = call.worker("q", 0).shape[0]
         self.rings = [[RingOf(given_of(call, n, way)) for way in ways] for n in range(batch)]
 
-    def compared(self, told: Told) -> Compared | None:
-        """Compare the outputs with what the faults give; None if the model ring cannot compute that."""
+    def compared(self, told: Told, phase: str = "") -> Compared | None:
+        """Compare the outputs with what the faults give; None if the model ring cannot compute that.
+
+        ``phase``: the only pass whose outputs are compared; '' for both. A backward pass that is compared alone is
+        given the target's own o and lse.
+        """
         parts: list[Compared] = []
         rounded = any(is_rounding(fault.kind) for fault in told.faults)
         for entry, rings in enumerate(self.rings):
             found = []
             for ring in rings:
-                made = ring.results_of(told)
+                made = ring.results_of(told, self.saved(entry) if phase == "backward" else None)
+                if made is not None and phase:
+                    of_pass = [x for x in made[0] if (x in OF_FORWARD) == (phase == "forward")]
+                    made = tuple({name: x[name] for name in of_pass} for x in made)  # type: ignore[assignment]
                 if made is not None:
                     found.append(self.nearer(entry, made, rounded))
             if not found:
                 return None
             parts.append(next((one for one in found if one.fits), found[0]))
         return Compared(all(one.fits for one in parts), any(one.wrong for one in parts))
+
+    def saved(self, entry: int) -> tuple[Array, Array] | None:
+        """Return the target's own o [W, H, n, D] and lse [W, H, n]; None if it hides lse."""
+        if "lse" not in self.outputs:
+            return None
+        o, lse = (
+            np.stack([load(np.asarray(x))[entry] for x in self.outputs[name]])
+            for name in OF_FORWARD
+        )
+        return o, lse
 
     def nearer(self, entry: int, made: tuple[Results, Results], rounded: bool) -> Compared:
         """Compare one batch entry with the results of the faults; ``rounded``: some values are rounded to 16 bits."""
@@ -344,11 +361,14 @@ class RingOf:
                 return dataclasses.replace(named, kind=kind.words, cost=cost)
         return named
 
-    def results_of(self, told: Told) -> tuple[Results, Results] | None:
+    def results_of(
+        self, told: Told, saved: tuple[Array, Array] | None = None
+    ) -> tuple[Results, Results] | None:
         """Return the results of a ring with the faults, and the sizes of their elements (see :func:`nearer`).
 
         The result is None if this ring has none of the faults, or if the effect of a fault cannot be computed
-        by the four products in the module's docstring.
+        by the four products in the module's docstring. ``saved``: o and lse for the backward pass, in place of those of
+        this ring.
         """
         given = [fault for fault in told.faults if not is_rounding(fault.kind)]
         faults = [one for fault in given if (one := self.fault(fault.name)) is not None]
@@ -361,7 +381,7 @@ class RingOf:
         if (given and not faults) or whole or (derived and not model.correct(forward, "q", "k")):
             return None
         with np.errstate(all="ignore"):  # wrong choices overflow
-            found = Numbers(self.given, model, forward, backward, derived).all()
+            found = Numbers(self.given, model, forward, backward, derived, saved).all()
             if told.base == SAVED:
                 before = forward.taking(STORED, model.right)
                 kept = Numbers(self.given, model, before, backward, False).all()
@@ -397,7 +417,7 @@ class Numbers:
     """The outputs of a ring that makes the choices ``forward`` and ``backward``, for given tensors.
 
     ``derived``: the backward pass is the gradient of the forward pass with its choices, and ``backward`` is not used
-    for P and dS.
+    for P and dS. ``saved``: the o and lse that the backward pass uses; None for those of this forward pass.
     """
 
     given: Given
@@ -405,6 +425,7 @@ class Numbers:
     forward: Choices
     backward: Choices
     derived: bool
+    saved: tuple[Array, Array] | None = None
 
     def all(self) -> tuple[Results, Results]:
         """Return the results of the forward pass and, if there is a dy, of the backward pass; then their sizes."""
@@ -429,9 +450,10 @@ class Numbers:
             shares = weights, ds, ds
             p, delta = weights, (given.dy * results["o"]).sum(axis=3)[:, None, ..., None]
         else:
-            flat = self.products_with_dy(results["o"], right)
+            o, lse = self.saved or (results["o"], first.lse)
+            flat = self.products_with_dy(o, right)
             cores = [
-                core_of_pairs(model, c, first, first.lse, self.products_with_dy(results["o"], c))
+                core_of_pairs(model, c, first, lse, self.products_with_dy(o, c))
                 for c in (of_q, of_kv)
             ]
             shares = self.shares(of_q, of_kv, *cores)
@@ -439,7 +461,7 @@ class Numbers:
             dbias = share_of_bias(model, of_q, cores[0])
             if dbias is not None:
                 dbias = stored(model, "dbias", of_q, dbias, "dbias_to", "dbias_k")
-            dsinks = gradient_of_sinks(model, self.backward, first, first.lse, flat)
+            dsinks = gradient_of_sinks(model, self.backward, first, lse, flat)
         parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta))
         if dsinks is not None:
             weight = np.abs(1 - p.sum(axis=(1, 4))) * np.abs(given.dy * results["o"]).sum(axis=3)

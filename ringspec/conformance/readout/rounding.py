@@ -20,12 +20,17 @@ from ringspec.formats import load, round_to, unit_roundoff
 from ringspec.problem.model import Array, Booleans
 
 LOOSE = 0.02  # relative to the sizes of a number's parts: room for 16-bit partial results and lse
-SUSPECTED = 0.2  # of the numbers that agree loosely, those that do not agree finely, if values are rounded
+SUSPECTED = (
+    0.2  # of the numbers that agree loosely, those that do not agree finely, if values are rounded
+)
 FEW = 20  # from fewer differences, rounding is not recognised
 NARROW = ("bfloat16", "float16")  # every number of the first with few digits is one of the second
 ON_GRID, NEARLY_ALL = 1e-6, 0.98
 OF_DELTA = 1e-6  # absolute error of a delta that is read from dS
-BIASED, DEPENDENT = 0.4, 0.4  # mean / root mean square of differences; their correlation with the logarithm of the value
+BIASED, DEPENDENT = (
+    0.4,
+    0.4,
+)  # mean / root mean square of differences; their correlation with the logarithm of the value
 MOST_UNITS = 4  # the largest difference that several roundings give, in unit roundoffs
 ROUNDED, CUT, COARSE = "rounded to", "cut, not rounded, to", "only about as precise as"
 WORDS = (ROUNDED, CUT, COARSE)
@@ -73,8 +78,8 @@ def forward_rounding(
     of = {"o": (seen.weights, match.ours["A"], np.abs(match.ours["A"]))}
     if seen.lse is not None:
         of["lse"] = (seen.lse, match.ours["lse"], np.maximum(1.0, np.abs(match.ours["lse"])))
-    for name, (x, ours, size) in of.items():
-        values = Values(x, ours, ~near(x, ours, size, tolerance))
+    for name, (got, ours, size) in of.items():
+        values = Values(got, ours, ~near(got, ours, size, tolerance))
         if values.wrong.any():
             found[name] = how_rounded(values, name, name, stored)
     return in_words(found)
@@ -107,10 +112,10 @@ def backward_rounding(
         both = delta and how_rounded(delta, "", "delta", stored)
         found["dS"] = both or how_rounded(each["dq"], "", "dS", stored)
     else:
-        for name, x in each.items():
-            scaled = Values(scale * x.seen, scale * x.ours, x.wrong)
+        for name, ds in each.items():
+            scaled = Values(scale * ds.seen, scale * ds.ours, ds.wrong)
             words = f"dS in the product for {name}"
-            of_ds = how_rounded(x, "", words, stored)
+            of_ds = how_rounded(ds, "", words, stored)
             own = how_rounded(scaled, name, name, stored)
             found[name] = of_ds if of_ds and COARSE not in of_ds and not own else own
     return in_words(found)
@@ -118,7 +123,9 @@ def backward_rounding(
 
 def delta_used(seen: Seen, p: Array, ds: Values) -> Values | None:
     """Return the delta that a backward pass used, [a, h, i], if the differences in dS are those of one delta for a row."""
-    flat, size = (np.moveaxis(x, 1, 3).reshape(*seen.delta.shape, -1) for x in (ds.ours - ds.seen, p))
+    flat, size = (
+        np.moveaxis(x, 1, 3).reshape(*seen.delta.shape, -1) for x in (ds.ours - ds.seen, p)
+    )
     best = size.argmax(axis=3)[..., None]
     more = np.take_along_axis(flat, best, 3) / np.take_along_axis(size, best, 3)
     if not near(flat, size * more, size * (1 + np.abs(seen.delta))[..., None], 10 * OF_DELTA).all():
@@ -140,7 +147,9 @@ def how_rounded(values: Values, tensor: str, words: str, stored: Outputs) -> str
     x, y = values.seen[at], values.ours[at]
     error = (x - y) / np.abs(y)
     for name in NARROW:
-        if on_grid(x, name, values.error) >= NEARLY_ALL and np.abs(error).max() <= 2 * MOST_UNITS * unit_roundoff(name):
+        if on_grid(x, name, values.error) >= NEARLY_ALL and np.abs(
+            error
+        ).max() <= 2 * MOST_UNITS * unit_roundoff(name):
             kept = [load(z) for z in stored.get(tensor, ())]
             if kept and on_grid(np.concatenate([z.ravel() for z in kept]), name) >= NEARLY_ALL:
                 words = tensor

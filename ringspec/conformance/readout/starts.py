@@ -27,7 +27,14 @@ MOST_OF_A_KIND = 2  # places of a kind
 EXTENDED = 6  # starts that are extended by a second fault
 MOST_OF_TILES = 12  # rules about tiles, for each matrix
 FEW_PLACES = 8  # sets of blocks in which shares are tried in wrong places
-OF_ZEROS = {"mask", "count", "value_mask", "dv_count", "dq_count", "dk_count"}  # choices by which pairs are 0 in A or P
+OF_ZEROS = {
+    "mask",
+    "count",
+    "value_mask",
+    "dv_count",
+    "dq_count",
+    "dk_count",
+}  # choices by which pairs are 0 in A or P
 # Choices by which a share of a matrix lands in another row or column.
 MOVES = {"forward": {"v"}, "backward": {"dv_dy", "dv_to"}}
 
@@ -116,7 +123,11 @@ def pattern_of(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
 
 
 def of_use(
-    reader: Reader, phase: str, kinds: Iterable[Kind], zeros: Mapping[str, tuple[Booleans, Booleans]], alone: bool = False
+    reader: Reader,
+    phase: str,
+    kinds: Iterable[Kind],
+    zeros: Mapping[str, tuple[Booleans, Booleans]],
+    alone: bool = False,
 ) -> Iterator[Kind]:
     """Yield the kinds without those that correct no zero, so that they explain nothing, without an evaluation.
 
@@ -127,17 +138,27 @@ def of_use(
     kinds = list(kinds)
     shown = [shown_by(reader, phase, kind) for kind in kinds]
     at = [n for n, pattern in enumerate(shown) if pattern is not None]
-    shape = (reader.geometry.workers, reader.geometry.workers, 1, reader.geometry.slots, reader.geometry.slots)
+    shape = (
+        reader.geometry.workers,
+        reader.geometry.workers,
+        1,
+        reader.geometry.slots,
+        reader.geometry.slots,
+    )
     rows = [np.broadcast_to(pattern, shape).ravel() for pattern in shown if pattern is not None]
     patterns = np.array(rows, np.float32).reshape(len(rows), -1)
     use: dict[int, tuple[bool, float]] = {}
     for name, (ours, there) in zeros.items():
-        gain, loss = (x.sum(axis=3).astype(np.float32).reshape(2, -1) for x in told_apart(ours, there))
+        gain, loss = (
+            x.sum(axis=3).astype(np.float32).reshape(2, -1) for x in told_apart(ours, there)
+        )
         good, bad = (patterns @ x[0] + (1 - patterns) @ x[1] for x in (gain, loss))
         for n, more, less in zip(at, good, bad, strict=True):
             if alone or matrix_of(kinds[n]) == name:
                 use[n] = bool(more > 0), float(more - less)
-    ranked = sorted((n for n, (good, _) in use.items() if good and kinds[n].of_tiles), key=lambda n: -use[n][1])
+    ranked = sorted(
+        (n for n, (good, _) in use.items() if good and kinds[n].of_tiles), key=lambda n: -use[n][1]
+    )
     best = set(ranked[:MOST_OF_TILES])
     for n, kind in enumerate(kinds):
         if n not in use:
@@ -163,7 +184,11 @@ def matrix_of(kind: Kind) -> str:
 
 
 def useful(
-    reader: Reader, phase: str, kinds: Iterable[Kind], choices: Choices, zeros: Mapping[str, tuple[Booleans, Booleans]]
+    reader: Reader,
+    phase: str,
+    kinds: Iterable[Kind],
+    choices: Choices,
+    zeros: Mapping[str, tuple[Booleans, Booleans]],
 ) -> Iterable[Kind]:
     """Return the kinds that :func:`of_use` yields; all of them if zeros show nothing, because shares are moved or padded."""
     right = reader.model.right

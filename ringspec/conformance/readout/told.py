@@ -224,7 +224,10 @@ def name_in_any(fault: Named) -> tuple[str, str, str]:
 
 
 def unexplained(wrong: Sequence[Reading]) -> list[str]:
-    """Say what is wrong in the first of the problems ``wrong``, which no set of faults explains."""
+    """Say what is wrong in the first of the problems ``wrong``, which no set of faults explains.
+
+    The faults of a pass are told if they explain all results of this pass.
+    """
     if not wrong:
         return []
     one = wrong[0]
@@ -232,4 +235,7 @@ def unexplained(wrong: Sequence[Reading]) -> list[str]:
     for found in one.passes:
         if found.left:
             lines.append(f"{one.problem}: not explained: {found.left}.")
+        elif found.sets and not lists_pairs(found.sets[0]):
+            words = " ".join(fault.told() for fault in found.sets[0])
+            lines.append(f"{one.problem}, in part: {words}")
     return lines or [f"{one.problem}: {BY_ROUNDING}"]

@@ -255,7 +255,9 @@ def agreed(runs: Sequence[Run]) -> tuple[Run, ...]:
 def with_sets_of(reading: Reading, other: Reading) -> Reading:
     """Return a reading with its own sets of faults, then those of another reading of the same problem."""
     forward, backward = (
-        mine and his and dataclasses.replace(mine, sets=tuple(dict.fromkeys((*mine.sets, *his.sets))))
+        mine
+        and his
+        and dataclasses.replace(mine, sets=tuple(dict.fromkeys((*mine.sets, *his.sets))))
         for mine, his in ((reading.forward, other.forward), (reading.backward, other.backward))
     )
     return dataclasses.replace(reading, forward=forward, backward=backward)
@@ -263,7 +265,9 @@ def with_sets_of(reading: Reading, other: Reading) -> Reading:
 
 def irregular(reading: Reading) -> bool:
     """Tell whether the simplest explanation of a problem lists pairs of tokens, or is a rule about tiles."""
-    return any(lists_pairs(one.sets[0]) or of_tiles(one.sets[0]) for one in reading.passes if one.sets)
+    return any(
+        lists_pairs(one.sets[0]) or of_tiles(one.sets[0]) for one in reading.passes if one.sets
+    )
 
 
 def faults_in(reading: Reading) -> int:

@@ -6,7 +6,12 @@ import numpy as np
 
 from ringspec.conformance.readout.choices import Choices
 from ringspec.conformance.readout.merges import AT_FIRST, MERGES, State, merge
-from ringspec.conformance.readout.model.arrays import log_of, nonzero, numbers_of_blocks, where_changed
+from ringspec.conformance.readout.model.arrays import (
+    log_of,
+    nonzero,
+    numbers_of_blocks,
+    where_changed,
+)
 from ringspec.conformance.readout.model.blocks import blocks
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.problem.model import Array, Booleans, Integers

@@ -31,9 +31,9 @@ def wrong_lse(model: Model, one: PartLse, s: Array, m: Array, l: Array) -> Array
     right, log_l = log_of(m, l), np.log(nonzero(l))
     if one.form in OF_HEADS:
         h = np.arange(model.heads)
-        first = h // model.group * model.group
+        leader = h // model.group * model.group
         heads = {
-            "first head": first, "last head": first + model.group - 1, "head 0": 0 * h,
+            "first head": leader, "last head": leader + model.group - 1, "head 0": 0 * h,
             "next head": (h + 1) % len(h), "previous head": h - 1,
         }  # fmt: skip
         return np.asarray(right[..., heads[one.form], :])
