@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import is_
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import KERNELS, OF_ALL, Choices, components
+from ringspec.conformance.readout.choices import KERNELS, LSES, OF_ALL, Choices, components
 from ringspec.conformance.readout.effects import (
     LANDING,
     OF_GRADIENTS,
@@ -26,7 +26,13 @@ from ringspec.conformance.readout.effects import (
     matrices,
     names_of,
 )
-from ringspec.conformance.readout.fault_sets import MOST_FAULTS, Attempt, Candidates, explain
+from ringspec.conformance.readout.fault_sets import (
+    MOST_FAULTS,
+    Attempt,
+    Candidates,
+    composed,
+    explain,
+)
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.matches import (
     ZERO,
@@ -55,6 +61,7 @@ from ringspec.problem.model import Array, Booleans
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse as they are before this."
+ZERO_IF_EMPTY = LSES.index("zero if empty")
 MOST_STARTS = 4  # of a kind of evidence
 OF_COUNTS = {"dq_count", "dk_count", "dv_count", "dbias_count"}
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
@@ -161,6 +168,8 @@ def backward_from(
     tried = [(size, number) for size in sizes for number in range(len(bases))]
     for size, number in tried:
         words, base = bases[number]
+        first = of_empty_rows(reader, base, lse, predict)
+        base = composed(base, first)
         if size > 1 and any(one.whole for one, _ in found):
             break
         reader.search_from(base)
@@ -174,12 +183,26 @@ def backward_from(
             lambda now, match: backward_starts(reader, seen, saved, now, match),
             size,
             known,
+            size == sizes[0],
         )
-        one = Explanation(one.faults, one.whole, one.match, one.others, words)
+        others = tuple((*first, *faults) for faults in one.others)
+        one = Explanation((*first, *one.faults), one.whole, one.match, others, words)
         found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
         if one.whole and not one.faults:
             return one
     return max(found, key=lambda x: (x[0].whole, -len(x[0].faults), x[1]))[0]
+
+
+def of_empty_rows(
+    reader: Reader, base: Choices, lse: Array, predict: Callable[[Choices], Match]
+) -> tuple[Fault, ...]:
+    """Return the fault of taking an lse of -inf for 0, if that agrees better; it shows only if a row wrongly sees no key."""
+    if not np.isneginf(lse).any():
+        return ()
+    kinds, places = reader.tried("backward")
+    kind = next(one for one in kinds if dict(one.changes).get("lse") == ZERO_IF_EMPTY)
+    fault = Fault("backward", kind, places.blocks[0])
+    return (fault,) if predict(fault.applied(base)).score > predict(base).score else ()
 
 
 def match_backward(reader: Reader, seen: Seen, ours: Gradients) -> Match:

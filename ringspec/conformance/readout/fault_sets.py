@@ -47,6 +47,7 @@ def explain(
     starts: Starts | None = None,
     most_faults: int = MOST_FAULTS,
     known: Sequence[tuple[Fault, ...]] = (),
+    singles: bool = True,
 ) -> Explanation:
     """Return the smallest set of faults that explains everything, or no fault if none is found.
 
@@ -57,7 +58,7 @@ def explain(
     common, so that they are predicted faster. ``starts`` yields groups of sets of faults that explain a part, such as one matrix;
     these are extended first. ``most_faults``: the largest size of a set. ``predict`` compares a prediction with what was read, and ``proposed``
     yields the faults to try. ``base`` are the choices without faults. ``known``: sets of faults that other problems
-    showed, which are tried first, and extended.
+    showed, which are tried first, and extended. ``singles``: whether single faults are tried; False if they were.
     """
     model.most = model.evaluations + evaluations
     keep(base)
@@ -120,7 +121,7 @@ def explain(
     started = spare = list[Chain]()
     for depth in range(most_faults):
         # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
-        whole, tried = extended(True)
+        whole, tried = extended(True) if singles or depth > 0 else ([], [])
         if not whole and depth + 1 < most_faults and known:
             before, whole = beam, from_known(depth + 1)
             beam = before
