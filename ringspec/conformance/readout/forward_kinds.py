@@ -70,18 +70,7 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
     """Yield the mistakes that only a forward pass can make: in inputs, in merges, and in the final o and lse."""
     yield from operand_kinds(geometry, "forward", masks, distinct)
     yield from sum_kinds(geometry, masks, distinct)
-    for number, name in enumerate(MERGES):
-        if name == merges.EMPTY:
-            yield Kind(merges.WRONG[name], (("merge", number), ("hidden_merge", True)), 1.05)
-        elif number:
-            words = merges.WRONG[name]
-            yield Kind(words, (("merge", number),))
-            if not (geometry.sees_all and distinct):
-                more = f"{words}, and blocks without a visible pair are merged too"
-                yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
-            if name == "replaced" and not (geometry.sees_all and distinct):
-                more = f"{words}, also in rows that see no key of the new block"
-                yield Kind(more, (("merge", number), ("hidden_merge", "rows")), 1.05)
+    yield from merge_kinds(geometry, distinct)
     yield from part_kinds(geometry, distinct)
     yield from tile_kinds(geometry)
     yield from result_kinds(geometry)
@@ -139,6 +128,22 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             yield Kind(words, (("o_tokens", number),), 1.2)
     words = "tokens of o are put back with the layout's permutation, not with its inverse"
     yield Kind(words, (("o_tokens", len(believed(geometry)) + 1),), 1.2)
+
+
+def merge_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes of merging a block's result into the running one."""
+    for number, name in enumerate(MERGES):
+        if name == merges.EMPTY:
+            yield Kind(merges.WRONG[name], (("merge", number), ("hidden_merge", True)), 1.05)
+        elif number:
+            words = merges.WRONG[name]
+            yield Kind(words, (("merge", number),))
+            if not (geometry.sees_all and distinct):
+                more = f"{words}, and blocks without a visible pair are merged too"
+                yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
+            if name == "replaced" and not (geometry.sees_all and distinct):
+                more = f"{words}, also in rows that see no key of the new block"
+                yield Kind(more, (("merge", number), ("hidden_merge", "rows")), 1.05)
 
 
 def tile_kinds(geometry: Geometry) -> Iterator[Kind]:

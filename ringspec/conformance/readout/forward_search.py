@@ -197,9 +197,12 @@ def forward_faults(
     kinds_of_use = useful(reader, "forward", kinds, choices, {"": (ours, there)})
     for kind in itertools.takewhile(reader.model.may_go_on, kinds_of_use):
         changes = kind.slots
-        if of_lse(kind) and of_lse(kind) not in lses("tiles" in changes):
-            continue
-        if "tiles" in changes and not tiles_of_use(reader, kind, seen, match, alike_in):
+        lse = of_lse(kind)
+        if (
+            lse
+            and lse not in lses("tiles" in changes)
+            or ("tiles" in changes and not tiles_of_use(reader, kind, seen, match, alike_in))
+        ):
             continue
         pairs = read_pairs(reader, kind, seen, choices, ours, there) if misshapen else None
         if pairs is not None:
