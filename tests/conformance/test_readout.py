@@ -354,9 +354,9 @@ def test_the_searches_end_when_they_have_made_their_evaluations(monkeypatch):
     made, original, share = [], forward_search.explain, 0.01
     outputs = run_problem(target, problem, share=share).outputs
 
-    def counted(model, *given):
+    def counted(model, *given, **more):
         before = model.evaluations
-        found = original(model, *given)
+        found = original(model, *given, **more)
         made.append(model.evaluations - before)
         return found
 

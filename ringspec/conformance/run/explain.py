@@ -214,14 +214,14 @@ def explanation(
 def runs_of(
     target: Target, problems: Iterable[Problem], thorough: bool, earlier: Sequence[Run] = ()
 ) -> list[Run]:
-    """Run problems one after the other; those of a feature only if the others are right."""
+    """Run problems one after the other; those of a feature only if the others are right. Batches are not a feature."""
     made: list[Run] = []
     longer = THOROUGH if thorough else 1.0
     left = EVALUATIONS_OF_ALL * longer
     for problem in problems:
         special = group_of(problem.pairs.geometry) not in ("", "window", "batches")
         if special and any(run.reading is not None and not run.right for run in made):
-            break
+            continue
         readings = [run.reading for run in (*earlier, *made) if run.reading]
         share = max(LEAST * longer, min(left, EVALUATIONS_OF_ONE * longer)) / EVALUATIONS
         made.append(run_problem(target, problem, readings, share))
