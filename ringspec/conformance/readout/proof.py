@@ -163,7 +163,9 @@ def unrefuted(
         for problem, outputs in right
         if expressible(problem.proof) and BATCHES not in problem.id
     ]
-    found = told([without_refuted(one, [proof for _, proof in proofs]) for one in readings])
+    # A batch that the faults of another problem explain says nothing about which of these faults it is.
+    own = [one for one in readings if one.evaluations or BATCHES not in one.problem]
+    found = told([without_refuted(one, [proof for _, proof in proofs]) for one in own])
     against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
     if not against:
         return found
