@@ -161,9 +161,17 @@ class Diagnosis:
 
 
 def diagnose(
-    claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs]
+    claims: Capabilities,
+    calls: Sequence[Call],
+    outputs: Sequence[Outputs],
+    *,
+    variants: bool = True,
+    rounding: bool = True,
 ) -> Diagnosis | None:
     """Compare the results of a case's calls with those of all mutants; return None if no mutant can change them.
+
+    ``variants`` and ``rounding``: whether other forms of a mutant are tried, and whether a rounding bug may be named.
+    Each takes longer than trying the mutants themselves.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> from ringspec.conformance.targets.reference import reference_bf16 as right
@@ -179,7 +187,7 @@ def diagnose(
     dropped: list[str] = []
     while True:
         try:
-            found = compared(views, list(known.values()))
+            found = compared(views, list(known.values()), variants, rounding)
         except CannotRun as fault:  # the next attempt reuses what the views have computed
             if known.pop(fault.suspect.mutant.id, None) is None:
                 raise
@@ -188,8 +196,10 @@ def diagnose(
             return found and dataclasses.replace(found, dropped=tuple(dropped))
 
 
-def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None:
-    """Compare the results with those of the mutants in ``known``.
+def compared(
+    views: Sequence[View], known: Sequence[Mutant], variants: bool, rounding: bool
+) -> Diagnosis | None:
+    """Compare the results with those of the mutants in ``known``; the arguments are those of :func:`diagnose`.
 
     Raises :class:`CannotRun` if a mutant raises an exception.
     """
@@ -202,15 +212,14 @@ def compared(views: Sequence[View], known: Sequence[Mutant]) -> Diagnosis | None
     if right.fits:
         return by_rounding(views, plain, right, tried)
     found = earned(views, nearest(views, plain))
-    if not named(found, right):
+    if variants and not named(found, right):
         others = earned(views, nearest(views, list(disguised(known, views))))
         found = first_of_each(sorted((*found, *others), key=lambda one: one.distance))
     if not named(found, right):
-        rounding = by_rounding(
-            views, [one for one in plain if one.mutant in PRECISION], right, tried
-        )
-        if rounding.named is not None:
-            return rounding
+        of_rounding = [one for one in plain if one.mutant in PRECISION]
+        by_errors = by_rounding(views, of_rounding, right, tried) if rounding else None
+        if by_errors is not None and by_errors.named is not None:
+            return by_errors
         return Diagnosis(None, (), found[0] if found else None, right, tried)
     best, rest = found[0], found[1:]
     assert best.suspect is not None

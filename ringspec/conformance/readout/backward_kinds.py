@@ -22,7 +22,12 @@ from ringspec.conformance.readout.kinds import (
 )
 from ringspec.conformance.readout.masks import Mask
 from ringspec.conformance.readout.operands import Operand, operand_kinds
-from ringspec.conformance.readout.product_kinds import dbias_kinds, goal_kinds, product_kinds
+from ringspec.conformance.readout.product_kinds import (
+    dbias_kinds,
+    goal_kinds,
+    overwritten_kinds,
+    product_kinds,
+)
 from ringspec.conformance.readout.sink_kinds import dsink_kinds
 from ringspec.conformance.readout.sources import sources
 
@@ -39,6 +44,7 @@ LSE_WORDS = {
     "times ln 2": "lse is multiplied by ln 2",
     "maximum": "p is computed with the row maximum in place of lse",
     "zero": "p is computed without lse",
+    "zero if empty": "where a row sees no key in the forward pass, p is computed without lse",
     "log l": "p is computed with log l in place of lse",
     "last block": "p is computed with the lse of the last block",
     "first block": "p is computed with the lse of the first block",
@@ -64,6 +70,11 @@ DELTA_WORDS = {
     "of the group": "delta is summed over the query heads of a key head",
 }
 
+DIMS_WORDS = {
+    "the first half": (0.0, 0.5), "the second half": (0.5, 1.0), "the first quarter": (0.0, 0.25),
+    "the first three quarters": (0.0, 0.75), "the last three quarters": (0.25, 1.0),
+}  # fmt: skip
+
 
 def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes that only a backward pass can make, such as a wrong lse, delta or product."""
@@ -79,8 +90,13 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         yield Kind(words, (("lse", LSES.index(name)),))
     for name, words in DELTA_WORDS.items():
         yield Kind(words, (("delta", DELTAS.index(name)),))
+    for words, part in DIMS_WORDS.items():
+        yield Kind(
+            f"delta is summed over only {words} of the head dimension", (("delta_dims", part),)
+        )
     yield from operand_kinds(geometry, "backward", masks, distinct)
     yield from product_kinds(geometry)
+    yield from overwritten_kinds(geometry, masks[0].pattern, distinct)
     if geometry.softcap is not None:
         for name, words in CAP_SLOPE_WORDS.items():
             yield Kind(words, (("cap_slope", CAP_SLOPES.index(name)),), 0.95)

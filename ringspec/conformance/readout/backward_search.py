@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import is_
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import KERNELS, OF_ALL, Choices, components
+from ringspec.conformance.readout.choices import KERNELS, LSES, OF_ALL, Choices, components
 from ringspec.conformance.readout.effects import (
     LANDING,
     OF_GRADIENTS,
@@ -26,7 +26,13 @@ from ringspec.conformance.readout.effects import (
     matrices,
     names_of,
 )
-from ringspec.conformance.readout.fault_sets import MOST_FAULTS, Attempt, Candidates, explain
+from ringspec.conformance.readout.fault_sets import (
+    MOST_FAULTS,
+    Attempt,
+    Candidates,
+    composed,
+    explain,
+)
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.matches import (
     ZERO,
@@ -48,13 +54,14 @@ from ringspec.conformance.readout.model.scores import OF_DROP
 from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.reader import Reader
-from ringspec.conformance.readout.starts import Start, starts_of, without_idle_masks
+from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
 
 # What a backward pass may compute instead of the gradient of attention.
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse as they are before this."
+ZERO_IF_EMPTY = LSES.index("zero if empty")
 MOST_STARTS = 4  # of a kind of evidence
 OF_COUNTS = {"dq_count", "dk_count", "dv_count", "dbias_count"}
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
@@ -82,9 +89,15 @@ GRADIENTS_READ = {
 
 
 def explain_backward(
-    reader: Reader, seen: Seen, choices: Choices, forward_is_whole: bool
+    reader: Reader,
+    seen: Seen,
+    choices: Choices,
+    forward_is_whole: bool,
+    known: Sequence[tuple[Fault, ...]] = (),
 ) -> Explanation:
     """Explain the backward pass, given the lse and delta that the kernel's forward pass returned.
+
+    ``known``: sets of faults that other problems showed.
 
     Apart from its faults, the backward pass may be the gradient of attention, the gradient of the wrong forward
     pass, or a pass that makes the same wrong choices as the forward pass. It may also use o and lse as they were
@@ -92,7 +105,7 @@ def explain_backward(
     """
     forward = forward_pass(reader.model, choices)
     returned = forward.lse if seen.lse is None else seen.lse, seen.through
-    found = backward_from(reader, seen, choices, forward_is_whole, forward, *returned)
+    found = backward_from(reader, seen, choices, forward_is_whole, forward, *returned, known=known)
     if (
         (found.whole and not found.faults)
         or not forward_is_whole
@@ -121,6 +134,7 @@ def backward_from(
     lse: Array,
     through: Array,
     most_faults: int = MOST_FAULTS,
+    known: Sequence[tuple[Fault, ...]] = (),
 ) -> Explanation:
     """Explain the backward pass from given results of the forward pass.
 
@@ -154,6 +168,8 @@ def backward_from(
     tried = [(size, number) for size in sizes for number in range(len(bases))]
     for size, number in tried:
         words, base = bases[number]
+        first = of_empty_rows(reader, base, lse, predict)
+        base = composed(base, first)
         if size > 1 and any(one.whole for one, _ in found):
             break
         reader.search_from(base)
@@ -166,12 +182,27 @@ def backward_from(
             reader.part(1 / (len(bases) - number)),
             lambda now, match: backward_starts(reader, seen, saved, now, match),
             size,
+            known,
+            size == sizes[0],
         )
-        one = Explanation(one.faults, one.whole, one.match, one.others, words)
+        others = tuple((*first, *faults) for faults in one.others)
+        one = Explanation((*first, *one.faults), one.whole, one.match, others, words)
         found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
         if one.whole and not one.faults:
             return one
     return max(found, key=lambda x: (x[0].whole, -len(x[0].faults), x[1]))[0]
+
+
+def of_empty_rows(
+    reader: Reader, base: Choices, lse: Array, predict: Callable[[Choices], Match]
+) -> tuple[Fault, ...]:
+    """Return the fault of taking an lse of -inf for 0, if that agrees better; it shows only if a row wrongly sees no key."""
+    if not np.isneginf(lse).any():
+        return ()
+    kinds, places = reader.tried("backward")
+    kind = next(one for one in kinds if dict(one.changes).get("lse") == ZERO_IF_EMPTY)
+    fault = Fault("backward", kind, places.blocks[0])
+    return (fault,) if predict(fault.applied(base)).score > predict(base).score else ()
 
 
 def match_backward(reader: Reader, seen: Seen, ours: Gradients) -> Match:
@@ -224,6 +255,7 @@ def backward_starts(
     by_zeros = [
         starts_of(reader, "backward", choices, ours, there, only)
         for only, (ours, there) in zeros_of(seen, match).items()
+        if only != "dk"
     ]
     yield from ([one for one in starts if len(one) == 1][:MOST_STARTS] for starts in by_zeros)
     wrong = [name for name, x in match.equal.items() if not x.all()]
@@ -235,12 +267,12 @@ def backward_starts(
 
 
 def zeros_of(seen: Seen, match: Match) -> dict[str, tuple[Booleans, Booleans]]:
-    """Return the pairs that are not 0, as predicted and as observed, in a matrix of both kernels ('') and of each."""
-    p, ds = (
+    """Return the pairs that are not 0, as predicted and as observed, in a matrix of both kernels (''), of each, and in dk."""
+    p, ds, of_dk = (
         (np.abs(match.ours[name]) > ZERO, np.abs(np.asarray(was)) > ZERO)
-        for name, was in (("P", seen.p), ("dS of dq", seen.ds_of_dq))
+        for name, was in (("P", seen.p), ("dS of dq", seen.ds_of_dq), ("dS of dk", seen.ds_of_dk))
     )
-    return {"": p, KERNELS[1]: p, KERNELS[0]: ds}
+    return {"": p, KERNELS[1]: p, KERNELS[0]: ds, "dk": of_dk}
 
 
 def backward_faults(
@@ -267,8 +299,8 @@ def backward_faults(
     model = reader.model
     here = shares_of_pairs(model, choices, *saved)
     wrong = {name: not x.all() for name, x in match.equal.items()}
-    of_use = without_idle_masks(reader, "backward", kinds, choices, zeros_of(seen, match))
-    for kind in itertools.takewhile(model.may_go_on, of_use):
+    may_help = useful(reader, "backward", kinds, choices, zeros_of(seen, match))
+    for kind in itertools.takewhile(model.may_go_on, may_help):
         touched = of_interest(kind, wrong, last, alone)
         if not touched:
             continue

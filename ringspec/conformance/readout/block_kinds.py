@@ -16,7 +16,7 @@ from ringspec.conformance.readout.choices import (
 )
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Kind, factors, factors_beside_scores
-from ringspec.conformance.readout.masks import Mask, every_mask, number_of
+from ringspec.conformance.readout.masks import Mask, every_mask, numbers_of
 from ringspec.conformance.readout.operands import Operand, of_tables
 
 CAP_WORDS = {
@@ -32,9 +32,14 @@ def block_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
     """Yield the mistakes that a block can have in either pass, such as a wrong mask or a factor on the scores."""
+    number_of = numbers_of(masks)
     for mask in masks if distinct else every_mask(geometry):
+        if mask.of_tiles and (mask.pattern | ~masks[0].pattern).all() and phase == "backward":
+            words = f"the product for dv (not dS) is made as if {mask.words}"
+            changes = (("value_mask", number_of(mask.pattern)),)
+            yield Kind(words, changes, mask.cost + 0.2, of_tiles=True)
         if mask.words:
-            changes = (("mask", number_of(mask.pattern, masks)),)
+            changes = (("mask", number_of(mask.pattern)),)
             yield Kind(mask.words, changes, mask.cost, of_tiles=mask.of_tiles)
     if not geometry.sees_all:
         everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())

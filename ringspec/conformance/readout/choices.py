@@ -53,7 +53,7 @@ LSES_GIVEN = (
 )  # fmt: skip
 LSES = (
     "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "first block", "so far",
-    "negative", "block's maximum", "delta", "times scale", "divided by scale", "without the sinks", "chunk",
+    "negative", "block's maximum", "delta", "times scale", "divided by scale", "without the sinks", "chunk", "zero if empty",
 )  # fmt: skip
 DELTAS = (
     "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",
@@ -84,7 +84,7 @@ DROPS_IN_DS = ("right", "not in dp", "in p too", "in p, not in dp")
 DSINKS = ("right", "lse without the sinks", "without delta", "of all workers", "of p (1 - p)")
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 OF_ALL = (
-    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "not_home", "stacked", "over_heads",
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "over_heads",
 )  # fmt: skip
 
 
@@ -140,6 +140,7 @@ class Choices:
         ``dq_form``, ``dk_form``, ``dv_form``, ``dbias_form``: the matrix in each gradient's product, as numbers in DS_FORMS and DV_FORMS.
         ``dq_count``, ``dk_count``, ``dv_count``, ``dbias_count``: how often a share is added to each gradient.
         ``merge``: how a block's result is merged into the running one, as a number in MERGES.
+        ``part_lse``: the lse of a block in this merge, as a number in PART_LSES. If chunks are merged, it is that of a chunk.
 
         For each query or worker:
         ``o_to`` [a]: the worker that stores o and lse. ``o_times``: a factor on o.
@@ -153,13 +154,15 @@ class Choices:
         ``stays``: which of 'l', 'm', 'o' and 'n' (the running lse) are not sent with the queries, if queries travel.
         ``not_home``: which of 'l' and 'm' are not sent with the queries on their last hop, back to their own worker.
         ``resets``: which of 'l', 'm' or 'o' becomes 0 when queries arrive, and whether it does so after the last hop, too.
-        ``hidden_merge``: whether blocks without a visible pair are merged.
+        ``hidden_merge``: whether blocks without a visible pair are merged; 'rows': only rows without a visible key are, too.
         ``started``: whether the running softmax starts with l = 1.
         ``dy_ones``: whether dy is taken as 1 everywhere.
         ``adds``: the gradients that each hop adds to what the receiving worker has already sent on.
         ``uncleared``: the gradients whose buffers are not cleared; then 'steps' and the number of steps after which a
         buffer is used again, or 'tiles' and the size of a tile.
         ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.
+        ``begins``: the :class:`Begins` of a query's softmax in each block or chunk; None if it begins with nothing.
+        ``delta_dims``: the part of the head dimension over which delta is summed, from one fraction to another.
         ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
         ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
         ``over_heads``: the gradients that are summed over all heads, each of which gets the sum.
@@ -248,6 +251,7 @@ def right_choices(geometry: Geometry) -> Choices:
         "drop_ds",
         "drop_dv",
         "merge",
+        "part_lse",
         "finish",
         "lse_out",
         "cap",
@@ -293,6 +297,8 @@ def right_choices(geometry: Geometry) -> Choices:
             "uncleared": (),
             "l_of_group": False,
             "tiles": None,
+            "begins": None,
+            "delta_dims": (0.0, 1.0),
             "dq_of_group": False,
             "turned": 0,
         }

@@ -6,8 +6,8 @@ each pair, and every fault changes some of them. A *chain* is a set of faults wi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ringspec.conformance.readout.model.ring import Model
 # How many sets of one fault, and of two faults, that do not explain everything are extended by another fault.
 KEPT = (10, 5)
 MOST_FAULTS = 3
+MOST_KNOWN = 2  # sets of faults from other problems that are extended
 # The cost up to which a set that is found from a start is told at once. A less simple set, such as two faults of one
 # kernel alone, is told only if the search for two faults finds no simpler one.
 SIMPLE = 3.0
@@ -45,6 +46,8 @@ def explain(
     evaluations: float,
     starts: Starts | None = None,
     most_faults: int = MOST_FAULTS,
+    known: Sequence[tuple[Fault, ...]] = (),
+    singles: bool = True,
 ) -> Explanation:
     """Return the smallest set of faults that explains everything, or no fault if none is found.
 
@@ -54,63 +57,30 @@ def explain(
     The search ends when ``model`` has computed as many ``evaluations``. ``keep`` stores what similar choices have in
     common, so that they are predicted faster. ``starts`` yields groups of sets of faults that explain a part, such as one matrix;
     these are extended first. ``most_faults``: the largest size of a set. ``predict`` compares a prediction with what was read, and ``proposed``
-    yields the faults to try. ``base`` are the choices without faults.
+    yields the faults to try. ``base`` are the choices without faults. ``known``: sets of faults that other problems
+    showed, which are tried first, and extended. ``singles``: whether single faults are tried; False if they were.
     """
     model.most = model.evaluations + evaluations
     keep(base)
-    plain = predict(base)
-    if plain.whole:
-        return Explanation((), True, plain)
-    beam: list[Chain] = [((), plain)]
-
-    best = functools.partial(by_gain, plain)
-
-    def extended(last: bool) -> tuple[list[Chain], list[Chain]]:
-        """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
-        whole: list[Chain] = []
-        tried: list[Chain] = []
-        for faults, _ in beam:
-            choices = composed(base, faults)
-            keep(choices)
-            match = predict(choices)
-            before = match.gain(plain)
-            for fault, got in proposed(choices, match, last):
-                if got.whole:
-                    whole.append(((*faults, fault), got))
-                elif not last and got.gain(plain) > before:
-                    tried.append(((*faults, fault), got))
-                if not model.may_go_on():
-                    return whole, tried
-            if whole and faults:
-                break
-        return whole, tried
-
-    def from_starts(starts: Starts) -> tuple[list[Chain], list[Chain], list[Chain]]:
-        """Return what explains everything from the first group of starts that leads to it: simple, or not; then all starts."""
-        nonlocal beam
-        every: list[Chain] = []
-        for group in starts(base, plain):
-            found = [(faults, predict(composed(base, faults))) for faults in group]
-            every += found
-            whole = [chain for chain in found if chain[1].whole]
-            if not whole:  # a set of two waits until the search for another set of two has failed
-                beam = varied(sorted((x for x in found if len(x[0]) == 1), key=best), KEPT[0])
-                whole, _ = extended(True)
-            if whole or not model.may_go_on():
-                return (*simple_or_not(whole), every)
-            keep(base)
-        return [], [], every
-
+    search = Search(model, keep, predict, base, proposed, predict(base))
+    if search.plain.whole:
+        return Explanation((), True, search.plain)
+    of_known = [(faults, predict(composed(base, faults))) for faults in known]
+    explaining = [one for one in of_known if one[1].whole]
+    if explaining:
+        return explanation_of(explaining[:1])
     started = spare = list[Chain]()
+    beam: list[Chain] = [((), search.plain)]
     for depth in range(most_faults):
+        last = depth + 1 == most_faults
         # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
-        whole, tried = extended(True)
-        if not whole and depth == 0 and most_faults > 1 and starts is not None:
-            whole, spare, started = from_starts(starts)
-            beam = [((), plain)]
-            keep(base)
-        if not whole and depth + 1 < most_faults:
-            whole, tried = extended(False)
+        whole, tried = search.extended(beam, True) if singles or depth > 0 else ([], [])
+        if not whole and not last:
+            whole = search.from_known(of_known, depth + 1)
+        if not whole and depth == 0 and not last and starts is not None:
+            whole, spare, started = search.from_starts(starts)
+        if not whole and not last:
+            whole, tried = search.extended(beam, False)
             tried += [one for one in started if len(one[0]) == depth + 1]
         if depth > 0 or not tried:
             whole = [*whole, *spare]
@@ -118,9 +88,68 @@ def explain(
             return explanation_of(sorted(whole, key=cost))
         if not tried:
             break
-        tried.sort(key=best)
+        tried.sort(key=search.best)
         beam = varied(tried, KEPT[depth])
-    return Explanation((), False, plain)
+    return Explanation((), False, search.plain)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The steps of :func:`explain`, whose arguments these are. ``plain``: the match without faults."""
+
+    model: Model
+    keep: Callable[[Choices], None]
+    predict: Predict
+    base: Choices
+    proposed: Callable[[Choices, Match, bool], Candidates]
+    plain: Match
+
+    def best(self, chain: Chain) -> tuple[float, float]:
+        return by_gain(self.plain, chain)
+
+    def extended(self, beam: Sequence[Chain], last: bool) -> tuple[list[Chain], list[Chain]]:
+        """Return the sets with one more fault: those that explain everything, and those that explain more than before."""
+        whole: list[Chain] = []
+        tried: list[Chain] = []
+        for faults, _ in beam:
+            choices = composed(self.base, faults)
+            self.keep(choices)
+            match = self.predict(choices)
+            before = match.gain(self.plain)
+            for fault, got in self.proposed(choices, match, last):
+                if got.whole:
+                    whole.append(((*faults, fault), got))
+                elif not last and got.gain(self.plain) > before:
+                    tried.append(((*faults, fault), got))
+                if not self.model.may_go_on():
+                    return whole, tried
+            if whole and faults:
+                break
+        return whole, tried
+
+    def from_known(self, of_known: Sequence[Chain], count: int) -> list[Chain]:
+        """Return what explains everything with ``count`` faults that other problems showed and one more."""
+        few = [x for x in of_known if len(x[0]) == count and x[1].gain(self.plain) > 0]
+        if not few:
+            return []
+        whole, _ = self.extended(sorted(few, key=self.best)[:MOST_KNOWN], True)
+        self.keep(self.base)
+        return whole
+
+    def from_starts(self, starts: Starts) -> tuple[list[Chain], list[Chain], list[Chain]]:
+        """Return what explains everything from the first group of starts that leads to it: simple, or not; then all starts."""
+        every: list[Chain] = []
+        for group in starts(self.base, self.plain):
+            found = [(faults, self.predict(composed(self.base, faults))) for faults in group]
+            every += found
+            whole = [chain for chain in found if chain[1].whole]
+            if not whole:  # a set of two waits until the search for another set of two has failed
+                single = sorted((x for x in found if len(x[0]) == 1), key=self.best)
+                whole, _ = self.extended(varied(single, KEPT[0]), True)
+            self.keep(self.base)
+            if whole or not self.model.may_go_on():
+                return (*simple_or_not(whole), every)
+        return [], [], every
 
 
 def by_gain(plain: Match, chain: Chain) -> tuple[float, float]:

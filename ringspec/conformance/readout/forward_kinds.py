@@ -14,9 +14,10 @@ from ringspec.conformance.readout.choices import (
 )
 from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
 from ringspec.conformance.readout.kinds import Kind, factors
-from ringspec.conformance.readout.masks import Mask, every_mask, number_of
+from ringspec.conformance.readout.masks import Mask, every_mask, numbers_of
 from ringspec.conformance.readout.merges import MERGES
 from ringspec.conformance.readout.operands import Operand, operand_kinds
+from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.sink_kinds import sink_kinds
 from ringspec.conformance.readout.sources import sources
 
@@ -54,12 +55,14 @@ LSE_GIVEN_WORDS = {
 
 def sum_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
     """Yield the masks that show too much, applied to the row sums alone. Padded keys change nothing else anyway."""
-    hidden = ~masks[0].pattern & geometry.real_pairs
+    hidden, number_of = ~masks[0].pattern & geometry.real_pairs, numbers_of(masks)
     for mask in masks if distinct else every_mask(geometry):
+        if mask.of_tiles and not mask.words.endswith("masked in part are not masked"):
+            continue
         more = (mask.pattern & hidden).any() or not hidden.any()
         if mask.words and (mask.pattern | ~masks[0].pattern).all() and more:
             words = f"the row sums (not o) are made as if {mask.words}"
-            number = number_of(mask.pattern, masks)
+            number = number_of(mask.pattern)
             yield Kind(words, (("mask", number), ("value_mask", 0)), mask.cost + 0.3)
 
 
@@ -67,15 +70,8 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
     """Yield the mistakes that only a forward pass can make: in inputs, in merges, and in the final o and lse."""
     yield from operand_kinds(geometry, "forward", masks, distinct)
     yield from sum_kinds(geometry, masks, distinct)
-    for number, name in enumerate(MERGES):
-        if name == merges.EMPTY:
-            yield Kind(merges.WRONG[name], (("merge", number), ("hidden_merge", True)), 1.05)
-        elif number:
-            words = merges.WRONG[name]
-            yield Kind(words, (("merge", number),))
-            if not (geometry.sees_all and distinct):
-                more = f"{words}, and blocks without a visible pair are merged too"
-                yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
+    yield from merge_kinds(geometry, distinct)
+    yield from part_kinds(geometry, distinct)
     yield from tile_kinds(geometry)
     yield from result_kinds(geometry)
     if geometry.group > 1:
@@ -134,6 +130,22 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
     yield Kind(words, (("o_tokens", len(believed(geometry)) + 1),), 1.2)
 
 
+def merge_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes of merging a block's result into the running one."""
+    for number, name in enumerate(MERGES):
+        if name == merges.EMPTY:
+            yield Kind(merges.WRONG[name], (("merge", number), ("hidden_merge", True)), 1.05)
+        elif number:
+            words = merges.WRONG[name]
+            yield Kind(words, (("merge", number),))
+            if not (geometry.sees_all and distinct):
+                more = f"{words}, and blocks without a visible pair are merged too"
+                yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
+            if name == "replaced" and not (geometry.sees_all and distinct):
+                more = f"{words}, also in rows that see no key of the new block"
+                yield Kind(more, (("merge", number), ("hidden_merge", "rows")), 1.05)
+
+
 def tile_kinds(geometry: Geometry) -> Iterator[Kind]:
     """Yield the mistakes in merging tiles of keys, within each block or across all blocks."""
     for size in (2, 3, 4):
@@ -157,6 +169,20 @@ def tile_kinds(geometry: Geometry) -> Iterator[Kind]:
                 f"between the results of blocks, and of the chunks of a worker's own block, {wrong}"
             )
             yield Kind(words, (("tiles", Tiles(geometry.run, name, True, True)),), 1.2)
+
+
+def part_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes in a block's lse and in where its softmax begins; and those in a chunk's, if chunks are merged."""
+    found: list[tuple[str, tuple[str, object], float]] = [
+        (f"the new block's lse {one.words}", ("part_lse", number), 1.0 + 0.2 * bool(one.rows or one.keys))
+        for number, one in lses_in(geometry, distinct)
+    ]  # fmt: skip
+    found += [(one.words, ("begins", one), 1.2) for one in begins_in(geometry)]
+    for words, change, cost in found:
+        yield Kind(words, (change,), cost)
+        if geometry.run < geometry.slots:
+            words = f"between the results of chunks of keys, {words}"
+            yield Kind(words, (("tiles", Tiles(geometry.run, "right", True)), change), cost + 0.15)
 
 
 def result_kinds(geometry: Geometry) -> Iterator[Kind]:

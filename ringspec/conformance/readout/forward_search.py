@@ -45,9 +45,10 @@ from ringspec.conformance.readout.model.keeping import keep
 from ringspec.conformance.readout.model.merging import weights_of_blocks
 from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
+from ringspec.conformance.readout.part_search import lses_that_fit, of_lse
 from ringspec.conformance.readout.places import Place, Places
 from ringspec.conformance.readout.reader import Reader
-from ringspec.conformance.readout.starts import Start, starts_of, without_idle_masks
+from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
 
 FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
@@ -92,8 +93,13 @@ def match_forward(reader: Reader, seen: Seen, ours: Forward) -> Match:
     )
 
 
-def explain_forward(reader: Reader, seen: Seen) -> tuple[Explanation, Choices]:
-    """Explain the forward pass; return the explanation, and the choices of a ring with its faults."""
+def explain_forward(
+    reader: Reader, seen: Seen, known: Sequence[tuple[Fault, ...]] = ()
+) -> tuple[Explanation, Choices]:
+    """Explain the forward pass; return the explanation, and the choices of a ring with its faults.
+
+    ``known``: sets of faults that other problems showed.
+    """
     model = reader.model
 
     def predict(choices: Choices) -> Match:
@@ -108,6 +114,7 @@ def explain_forward(reader: Reader, seen: Seen) -> tuple[Explanation, Choices]:
         lambda choices, match, last: forward_faults(reader, seen, predict, choices, match, last),
         reader.part(1.0 if seen.p is None else OF_FORWARD),
         lambda choices, match: forward_starts(reader, seen, choices, match),
+        known=known,
     )
     return found, composed(model.right, found.faults)
 
@@ -143,9 +150,11 @@ def starts_of_o(
 def explaining_lse(reader: Reader, seen: Seen, choices: Choices) -> list[Fault]:
     """Return the wrong merges and row sums that, made everywhere, explain lse, whatever the weights are."""
     kinds, places = reader.tried("forward")
+    lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
     found = []
     for kind in itertools.takewhile(reader.model.may_go_on, kinds):
-        if of_sums(kind) or kind.slots == {"merge"} or names_of(kind) <= OF_LSE:
+        of_part = of_lse(kind) and of_lse(kind) in lses("tiles" in kind.slots).lse
+        if of_part or of_sums(kind) or kind.slots == {"merge"} or names_of(kind) <= OF_LSE:
             fault = Fault("forward", kind, places.blocks[0])
             match = match_forward(reader, seen, forward_pass(reader.model, fault.applied(choices)))
             if match.equal["lse"].all():
@@ -184,10 +193,16 @@ def forward_faults(
     misshapen = not match.alike["A"].all()
     ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
     alike_in: dict[int, bool] = {}
-    of_use = without_idle_masks(reader, "forward", kinds, choices, {"": (ours, there)})
-    for kind in itertools.takewhile(reader.model.may_go_on, of_use):
+    lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
+    kinds_of_use = useful(reader, "forward", kinds, choices, {"": (ours, there)})
+    for kind in itertools.takewhile(reader.model.may_go_on, kinds_of_use):
         changes = kind.slots
-        if "tiles" in changes and not tiles_of_use(reader, kind, seen, match, alike_in):
+        lse = of_lse(kind)
+        if (
+            lse
+            and lse not in lses("tiles" in changes)
+            or ("tiles" in changes and not tiles_of_use(reader, kind, seen, match, alike_in))
+        ):
             continue
         pairs = read_pairs(reader, kind, seen, choices, ours, there) if misshapen else None
         if pairs is not None:

@@ -24,6 +24,7 @@ SINKS = "look at where the sinks enter the softmax sum (once per row, after the 
 BIAS = "look at which rows and columns of the bias belong to a block (own rows, global keys), and where dbias is added"
 DROPOUT = "look at which positions and head the dropout mask of a pair is made from, and where it is applied (p v, dp and dv)"
 ROUTES = "look at where the gradient accumulators are sent, how often, and which worker adds them up at the end"
+ROUNDING = "look at where these values are converted to a 16-bit format, or stored in a buffer that has one"
 
 # Hints by the names of the choices; hint_for gives HEADS and ORDER before it looks here.
 HINTS = {
@@ -38,6 +39,8 @@ HINTS = {
         "resets",
         "not_home",
         "tiles",
+        "begins",
+        "part_lse",
         "result_of",
         "l_of_group",
     ),
@@ -49,6 +52,7 @@ HINTS = {
         "delta_o",
         "delta_dy",
         "delta_times",
+        "delta_dims",
         "dlse_of",
         "dlse_times",
     ),

@@ -7,7 +7,6 @@ on a worker. A *block* [a, b] contains all pairs of two workers. A *tile* is a b
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry, Window, believed, relations
+from ringspec.conformance.readout.tile_rules import rules_of_tiles
 from ringspec.problem.model import Booleans, Integers
 
 OF_SIZES = re.compile(
@@ -46,9 +46,10 @@ class Mask:
 def masks_of(geometry: Geometry) -> list[Mask]:
     """Return all masks, the correct one first; of masks with the same pattern, only the first is kept."""
     left: list[Mask] = []
+    known: dict[tuple[tuple[int, ...], bytes], int] = {}
     for mask in every_mask(geometry):
-        number = number_of(mask.pattern, left)
-        if number is None:
+        number = known.setdefault(mask.key, len(left))
+        if number == len(left):
             left.append(mask)
         elif mask.of_tiles:
             words = with_more_sizes(left[number].words, mask.words)
@@ -76,10 +77,10 @@ def of_first_sizes(words: str) -> str:
     return SEVERAL.sub(r"\1", words)
 
 
-def number_of(pattern: Booleans, masks: Sequence[Mask]) -> int | None:
-    """Return the index of the first mask with this pattern; None if there is none."""
-    key = key_of(pattern)
-    return next((number for number, one in enumerate(masks) if one.key == key), None)
+def numbers_of(masks: Sequence[Mask]) -> Callable[[Booleans], int | None]:
+    """Return a function that gives the index of the first mask with a pattern; None if there is none."""
+    numbers = {mask.key: number for number, mask in reversed(list(enumerate(masks)))}
+    return lambda pattern: numbers.get(key_of(pattern))
 
 
 def key_of(pattern: Booleans) -> tuple[tuple[int, ...], bytes]:
@@ -162,8 +163,8 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
         yield from document_masks(geometry, q, k, slot)
     if geometry.padding:
         yield from padding_masks(geometry, q, k)
-    yield from tile_masks(right, n)
-    yield from odd_tile_masks(right, n, geometry.run)
+    for words, pattern, cost in rules_of_tiles(right, geometry.run, causal and window is None):
+        yield Mask(words, pattern, cost, True)
     for name, table in believed(geometry).items():
         q_there = np.broadcast_to(table[:, None, :], (W, W, n))
         k_there = np.broadcast_to(table[None, :, :], (W, W, n))
@@ -179,76 +180,6 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     for owner, table in queries.items():
         pattern = see(geometry.position[table], k, causal, window) & geometry.real_pairs
         yield Mask(f"the mask is the one for queries of {owner}", pattern, 1.5)
-
-
-def tile_masks(right: Booleans, n: int) -> Iterator[Mask]:
-    """Yield the masks of kernels that skip tiles, or leave them unmasked, because of a wrong test."""
-    for rows, keys in tile_sizes(n):
-        W = len(right)
-        tile = tile_words(n, rows, keys)
-        tiles = right.reshape(W, W, 1, n // rows, rows, n // keys, keys)
-        whole = np.broadcast_to(tiles.all(axis=(4, 6), keepdims=True), tiles.shape)
-        some = np.broadcast_to(tiles.any(axis=(4, 6), keepdims=True), tiles.shape)
-        if rows == keys and 2 * rows >= n:
-            for q_end, query in ((0, "first"), (-1, "last")):
-                for k_end, key in ((0, "first"), (-1, "last")):
-                    pair = tiles[:, :, :, :, q_end, :, k_end][:, :, :, :, None, :, None]
-                    words = f"{tile} whose {query} query does not see their {key} key are skipped"
-                    yield Mask(words, (tiles & pair).reshape(right.shape), 1.1, True)
-                    words = f"{tile} whose {query} query sees their {key} key are not masked"
-                    yield Mask(words, (tiles | pair).reshape(right.shape), 1.1, True)
-        # A rule about tiles that are not square is given only if no list of pairs is as simple.
-        cost = 1.1 if rows == keys else 2.2
-        words = f"{tile} that are masked in part are skipped"
-        yield Mask(words, (tiles & whole).reshape(right.shape), cost, True)
-        words = f"{tile} that should be masked in part are not masked"
-        yield Mask(words, some.reshape(right.shape), cost, True)
-
-
-def odd_tile_masks(right: Booleans, n: int, run: int) -> Iterator[Mask]:
-    """Yield the same masks for tiles of other sizes, which begin anew in each range of ``run`` slots."""
-    i = np.arange(n)
-    for rows, keys in itertools.product(range(2, run + 1), repeat=2):
-        if (rows, keys) in tile_sizes(n) and run == n:
-            continue
-        first_row, first_key = (i - i % run % x for x in (rows, keys))
-        last_row, last_key = (
-            np.minimum(x + size, x - x % run + run)
-            for x, size in ((first_row, rows), (first_key, keys))
-        )
-        # The number of visible pairs in a tile, from sums over all pairs before each corner.
-        total = np.pad(
-            right.astype(int).cumsum(axis=3).cumsum(axis=4), ((0, 0),) * 3 + ((1, 0),) * 2
-        )
-        shown = (
-            total[..., last_row[:, None], last_key] - total[..., first_row[:, None], last_key]
-            - total[..., last_row[:, None], first_key] + total[..., first_row[:, None], first_key]
-        )  # fmt: skip
-        tile = f"tiles of {rows} queries and {keys} keys"
-        size = (last_row - first_row)[:, None] * (last_key - first_key)
-        words = f"{tile} that should be masked in part are not masked"
-        yield Mask(words, shown > 0, 2.6, True)
-        words = f"{tile} that are masked in part are skipped"
-        yield Mask(words, shown == size, 2.6, True)
-        words = f"{tile} whose first query does not see their first key are skipped"
-        yield Mask(words, right & right[..., first_row[:, None], first_key], 2.6, True)
-
-
-def tile_sizes(n: int) -> list[tuple[int, int]]:
-    """Return the tile sizes (queries, keys) that are tried, the largest first.
-
-    Each side is all, half or a quarter of a block's ``n`` tokens.
-    """
-    sizes = [n // x for x in (1, 2, 4) if n % x == 0 and n // x > 1]
-    return sorted(((i, j) for i in sizes for j in sizes), key=lambda x: -x[0] * x[1])
-
-
-def tile_words(n: int, rows: int, keys: int) -> str:
-    """Describe tiles of ``rows`` queries and ``keys`` keys in blocks of ``n`` queries and ``n`` keys."""
-    if rows == keys == n:
-        return "blocks"
-    part = {n: "all", n // 2: "half", n // 4: "a quarter"}
-    return f"tiles of {part[rows]} of a block's queries and {part[keys]} of its keys"
 
 
 def owners(geometry: Geometry, side: str) -> dict[str, Integers]:

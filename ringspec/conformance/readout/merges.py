@@ -27,7 +27,8 @@ WRONG = {
     "weights swapped": "the two weights of the merge are swapped",
     "o weights swapped": "the two weights of the merge are swapped for o (lse is correct)",
     "normalised o weights swapped": "the two weights are swapped in a merge of normalised o (lse is correct)",
-    "last wins": "the new block's result replaces the running result",
+    "replaced": "the new block's result replaces the running result",
+    "last wins": "the new block's o and l replace the running ones, and the maximum is the larger one",
     "first wins": "the new block is dropped in the merge",
     "o last wins": "the new block's o replaces the running o (l is correct)",
     "lse last wins": "the new block's l replaces the running l (o is accumulated)",
@@ -84,11 +85,6 @@ WRONG = {
     "running by head 0's factor": "the running o and l are rescaled by the factor of head 0",
     "weights of other rows": "the weights of a merge are read in the order (token, head) (lse is correct)",
     "l of the group": "the new block's l is summed over the query heads of a key head",
-    "block's lse / ln 2": "the new block's lse is divided by ln 2 before the merge (it is in base 2 and taken for natural)",
-    "block's lse ln 2": "the new block's lse is multiplied by ln 2 before the merge",
-    "block's lse is m": "the new block's lse is only its row maximum",
-    "block's lse is log l": "the new block's lse is log l without the maximum",
-    "block's lse with log2": "the new block's lse is the maximum plus log2 l",
     EMPTY: "where a row sees no key of the new block, the block's lse is taken for 0",
     "softplus swapped": "lse becomes lse_old + log(1 + exp(lse_old - lse_block)), with the two exchanged (o is correct)",
     "softplus swapped, in the weights too": "lse becomes lse_old + log(1 + exp(lse_old - lse_block)), with the two exchanged, and the weights are relative to it",
@@ -97,7 +93,7 @@ MERGES = ("right", *WRONG)
 # Mistakes that are tried in merging tiles of keys, too.
 IN_TILES = (
     "running not rescaled", "o not rescaled", "l not rescaled", "block not rescaled", "o of block not rescaled",
-    "neither rescaled", "neither o rescaled", "neither l rescaled", "last wins", "o last wins", "lse last wins",
+    "neither rescaled", "neither o rescaled", "neither l rescaled", "replaced", "last wins", "o last wins", "lse last wins",
     "running rescaled inversely", "o rescaled inversely", "running rescaled twice", "o rescaled twice", "sum rescaled",
     "sum of o rescaled", "running, scale lost", "running o, scale lost", "running in base 2", "running in base 2, scale lost",
     "running in base e", "o by the first head's factor", "running by the first head's factor", "equal weights", "l of the group",
@@ -106,7 +102,7 @@ IN_TILES = (
 AT_FIRST = (
     "normalised as sum", "block not rescaled", "o of block not rescaled", "l of block not rescaled",
     "divided at every merge", "weights of other rows", "l of the group",
-    "block's lse / ln 2", "block's lse ln 2", "block's lse is m", "block's lse is log l", "block's lse with log2", EMPTY,
+    EMPTY,
 )  # fmt: skip
 # Mistakes that raise the correct rescaling factors to a wrong power. Which factors: those of the 'running' o and l, of the
 # running 'o' alone, or of 'both' results. Then the power; 'scale lost' and 'scaled twice' add a power of the scale to it.
@@ -127,6 +123,7 @@ FACTORS = {
     "l of block not rescaled": ("c", "e", "c", "1"),
     "weights swapped": ("e", "c", "e", "c"),
     "o weights swapped": ("e", "c", "c", "e"),
+    "replaced": ("0", "e", "0", "e"),
     "last wins": ("0", "1", "0", "1"),
     "first wins": ("c", "0", "c", "0"),
     "o last wins": ("0", "e", "c", "e"),
@@ -272,14 +269,6 @@ def normalised(
         swapped = lse + np.logaddexp(0.0, lse - lse_b)
         used = swapped if kind.endswith("too") else new
         return mixed(np.exp(lse - used), np.exp(lse_b - used), swapped)
-    if kind.startswith("block's lse"):
-        log_l = lse_b - finite_shift(m_b)
-        used = {
-            "block's lse / ln 2": lse_b / LN2, "block's lse ln 2": lse_b * LN2, "block's lse is m": m_b,
-            "block's lse is log l": log_l, "block's lse with log2": m_b + log_l / LN2,
-        }[kind]  # fmt: skip
-        new = np.logaddexp(lse, used)
-        return mixed(np.exp(lse - new), np.exp(used - new), new)
     if kind == "lse added":
         return mixed(np.exp(lse - new), np.exp(lse_b - new), lse + lse_b)
     if kind in ("exp(lse ln 2)", "exp(lse / ln 2)"):

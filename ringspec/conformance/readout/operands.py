@@ -13,7 +13,7 @@ import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Kind
-from ringspec.conformance.readout.masks import Mask, number_of
+from ringspec.conformance.readout.masks import Mask, numbers_of
 from ringspec.conformance.readout.sources import Source, first_tiles, sources
 
 
@@ -112,6 +112,7 @@ def operand_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
     """Yield the mistakes of taking an input of a block from a wrong source."""
+    number_of = numbers_of(masks)
     operands = FORWARD_OPERANDS if phase == "forward" else BACKWARD_OPERANDS
     for source in first_tiles(geometry) if phase == "backward" else ():
         for operand in operands["q"]:
@@ -126,7 +127,7 @@ def operand_kinds(
             owners = dict(source.tables).get("worker")
             if side == "k" and owners is not None and not source.added:
                 with_mask = masks[0].pattern[np.arange(len(owners))[:, None], owners[..., 0, 0, 0]]
-                number = number_of(with_mask, masks)
+                number = number_of(with_mask)
                 if number or not (distinct or number is None):
                     both = operands["k"][0].taken(source)
                     words = f"keys, values and their positions are those {source.words}"

@@ -43,7 +43,8 @@ class Pairs:
     """The matrices of a problem, for each key head: ``s`` (S) and ``g`` (G), [Hkv, a, b, h, i, j].
 
     ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none. ``sinks`` [H, N], ``bias`` [a, h, i, (b, j)] and
-    ``keep`` [a, h, i, (b, j)], the mask of dropout; None if there are none.
+    ``keep`` [a, h, i, (b, j)], the mask of dropout; None if there are none. ``dy_at`` [(h, a, i)]: the place of the only
+    entry of each dy that is not 0, as a fraction of the head dimension; None if dy has others.
     """
 
     geometry: Geometry
@@ -53,6 +54,7 @@ class Pairs:
     sinks: Array | None = None
     bias: Array | None = None
     keep: Array | None = None
+    dy_at: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class Seen:
     dsinks: Array | None = None
 
 
-def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
-    """Draw S and G for a ring.
+def pairs_of(geometry: Geometry, dim: int, seed: int = 1) -> Pairs:
+    """Draw S and G for a ring whose vectors have ``dim`` entries.
 
     An element of S is one of nine values, about 3/8 apart, plus an offset that is drawn for each query and key worker.
     It is a whole multiple of the scale, so that k contains whole numbers. G contains multiples of 1/8 between -2 and 2.
@@ -97,7 +99,10 @@ def pairs_of(geometry: Geometry, seed: int = 1) -> Pairs:
     s = (unit * (grid + offset - low)).astype(np.float64) * geometry.real_pairs
     dlse = (below(2 * EIGHTHS + 1, "dlse", W, H, n) - EIGHTHS) / 8 if geometry.dlse else None
     bias = (below(2 * EIGHTHS + 1, "bias", W, H, n, W * n) - EIGHTHS) / 8 if geometry.bias else None
-    return Pairs(geometry, s, g.astype(np.float64), dlse, sinks_of(geometry), bias, kept(geometry))
+    dy_at = (W * n + np.arange(H * W * n)) / dim
+    return Pairs(
+        geometry, s, g.astype(np.float64), dlse, sinks_of(geometry), bias, kept(geometry), dy_at
+    )
 
 
 def kept(geometry: Geometry, more: int = 0) -> Array | None:

@@ -389,7 +389,7 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
     workers, heads, group, spread = shape.workers, shape.heads, shape.group, shape.spread
     id, geometry = setting.id, geometry_for(setting, shape, claims)
     layout, circulation, direction = geometry.layout, geometry.circulation, geometry.direction
-    pairs = pairs_of(geometry)
+    pairs = pairs_of(geometry, shape.dim)
     terms = terms_of(geometry, claims)
 
     def asked(id: str, dim: int, inputs: Mapping[str, Array] | None, spread: int = 1) -> Asked:

@@ -24,6 +24,8 @@ from ringspec.conformance.readout.kinds import (
 )
 from ringspec.conformance.readout.operands import Operand, of_tables, tables_at
 from ringspec.conformance.readout.sources import sources
+from ringspec.conformance.readout.tile_rules import LARGEST_TILE, Tiling, sizes_in
+from ringspec.problem.model import Booleans
 
 
 def dbias_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
@@ -110,6 +112,49 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
         if not {"dq"} <= set(names) if ("dq",) in travelling else names == ("dq",):
             words = f"a block's {listing(names)} {verb(names)} added again in every later step"
             yield Kind(words, at_counts(names, again), 1.2)
+
+
+def overwritten_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes of keeping a gradient of only one tile of each block, because the tiles overwrite each other.
+
+    ``visible``: the correct mask. Tiles without a visible pair are skipped. Whether a tile has one depends on the size of
+    the tiles of the other side; a size of 1 means that each query or key is tested alone.
+    """
+    run, n = geometry.run, geometry.slots
+    for side, across, of in (
+        ("keys", "queries", (("dq",),)),
+        ("queries", "keys", (("dk", "dv"), ("dk",), ("dv",))),
+    ):
+        for size in (x for x in sizes_in(run) if x < run):
+            for other in (1,) if geometry.sees_all and distinct else range(1, LARGEST_TILE + 1):
+                rows, keys = (other, size) if side == "keys" else (size, other)
+                kept = kept_tiles(Tiling(n, run, rows, keys), visible, side)
+                for which, pattern in zip(("last", "first"), kept, strict=True):
+                    words = f"each block keeps only the shares of its {which} tile of {size} {side}"
+                    words += f", in tiles of {other} {across}" if other > 1 else ""
+                    for names in of:
+                        told = f"of {listing(names)}, {words}"
+                        counts = at_counts(names, pattern.astype(float))
+                        yield Kind(told, counts, 1.2 + 0.01 * (other > 1), of_tiles=True)
+
+
+def kept_tiles(tiling: Tiling, visible: Booleans, side: str) -> tuple[Booleans, Booleans]:
+    """Return the pairs in the last, and in the first, tile of ``side`` that is computed for each tile of the other side."""
+    some, _ = tiling.some_and_all(visible)
+    axis, (first, _) = (4, tiling.ends_of_keys) if side == "keys" else (3, tiling.ends_of_rows)
+    number = first.reshape((1, 1, 1, 1, -1) if side == "keys" else (1, 1, 1, -1, 1))
+    slots = np.arange(tiling.slots).reshape(number.shape)
+    chunk = slots - slots % tiling.run
+    found = []
+    for sign in (1, -1):
+        at = np.where(some, sign * number, -np.inf)
+        kept = np.zeros_like(some)
+        for start in range(0, tiling.slots, tiling.run):
+            inside = chunk == start
+            top = np.where(inside, at, -np.inf).max(axis=axis, keepdims=True)
+            kept |= inside & some & (at == top)
+        found.append(kept)
+    return found[0], found[1]
 
 
 def over_head_kinds(geometry: Geometry) -> Iterator[Kind]:

@@ -7,16 +7,18 @@ faults may give the same results with these inputs. The *proof* of a problem is 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.problems import Problem
-from ringspec.conformance.readout.reading import PassRead, Reading, read
+from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, told
 
-MOST_TRIED = 6  # sets of faults of a pass
+MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
+OF_TILES = re.compile(r"\btiles? of \d")
 NOT_PROVED = "a change that gives the numbers of this readout was found, but it does not give those of random inputs"
 
 
@@ -32,8 +34,17 @@ def read_proven(
     They are accepted if they explain the results of both calls.
     """
     outputs = problem.results(outputs)
-    known = read_as(problem, outputs, earlier)
-    return known or proven(read(problem, outputs[0], share), problem, outputs[1])
+    same = read_as(problem, outputs, earlier)
+    if same is not None:
+        return same
+    known = dict.fromkeys(faults for one in earlier for faults in explained_sets(one))
+    found = read(problem, outputs[0], share, outputs[1], list(known)[::-1])
+    return proven(found, problem, outputs[1])
+
+
+def explained_sets(reading: Reading) -> tuple[tuple[Named, ...], ...]:
+    """Return the best set of faults of each pass that a reading explains."""
+    return tuple(one.sets[0] for one in reading.passes if one.whole and one.sets)
 
 
 def read_as(
@@ -41,9 +52,12 @@ def read_as(
 ) -> Reading | None:
     """Return the reading of a problem's two calls by the faults of one of ``others``; None if these do not explain them."""
     tried: list[Told] = []
-    for one in others:
-        found = told([one])
-        if not one.explained or not found.faults or found.faults in [x.faults for x in tried]:
+    explained = [one for one in others if one.explained]
+    # What accounts for most of the other problems is tried first.
+    for one, found in (
+        (one, told(x)) for x in (explained, *([y] for y in explained)) for one in x[:1]
+    ):
+        if not found.faults or found.faults in [x.faults for x in tried]:
             continue
         tried.append(found)
         if explains(found, (problem.call, problem.proof), outputs):
@@ -60,17 +74,32 @@ def with_faults(part: PassRead, found: Told) -> PassRead:
     return dataclasses.replace(part, sets=tuple(sets[:1]))
 
 
+def simplest(part: PassRead) -> tuple[tuple[Named, ...], ...]:
+    """Return the simplest sets of faults of a pass; and of sets with a rule about tiles, which is seldom simple, a few more."""
+    first, others = part.sets[:MOST_TRIED], part.sets[MOST_TRIED:]
+    return (*first, *[one for one in others if of_tiles(one)][:MOST_OF_TILES])
+
+
+def of_tiles(faults: Sequence[Named]) -> bool:
+    """Return whether one of the faults is a rule about tiles."""
+    return any(OF_TILES.search(one.kind) for one in faults)
+
+
 def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
     """Keep the sets of faults that also give ``outputs``, the results of the problem's proof.
 
     If no set does, the reading becomes unexplained. If the effect of faults on the proof cannot be computed, the
     reading stays as it is.
     """
-    if not reading.explained or not expressible(problem.proof):
+    if not reading.passes or not expressible(problem.proof):
         return reading
+    if not reading.explained:
+        if all(one.whole for one in reading.passes):
+            return reading
+        return proven_alone(reading, Replayed(problem.proof, outputs))
     replayed = Replayed(problem.proof, outputs)
     passes = [one or PassRead() for one in (reading.forward, reading.backward)]
-    sets = [one.sets[:MOST_TRIED] or ((),) for one in passes]
+    sets = [simplest(one) or ((),) for one in passes]
     kept: list[dict[tuple, None]] = [{}, {}]
     for forward, backward in product(*sets):
         told_here = Told(faults=(*forward, *backward), base=passes[1].base)
@@ -84,8 +113,7 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
             for number, phase in enumerate(("forward", "backward")):
                 kept[number][tuple(one for one in faults if one.phase == phase)] = None
     if not kept[0]:
-        left = PassRead(left=NOT_PROVED)
-        return dataclasses.replace(reading, forward=left, backward=None)
+        return proven_alone(reading, replayed)
     changed = [
         dataclasses.replace(one, sets=tuple(x for x in found if x))
         for one, found in zip(passes, kept, strict=True)
@@ -95,6 +123,28 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
         forward=changed[0],
         backward=None if reading.backward is None else changed[1],
     )
+
+
+def proven_alone(reading: Reading, replayed: Replayed) -> Reading:
+    """Keep the sets of faults of each pass that give its results for the proof; the backward pass gets the kernel's o and lse.
+
+    At least one pass of the reading becomes unexplained, if none is.
+    """
+    passes: list[PassRead | None] = []
+    for phase, one in (("forward", reading.forward), ("backward", reading.backward)):
+        if one is None or not one.sets or one.base:
+            passes.append(one if one is None or not one.sets else PassRead(left=NOT_PROVED))
+            continue
+        sets = [
+            faults
+            for faults in simplest(one)
+            if (found := replayed.compared(Told(faults), phase)) is not None and found.fits
+        ]
+        passes.append(PassRead(tuple(sets)) if sets else PassRead(left=NOT_PROVED))
+    if all(one is None or one.whole for one in passes):
+        last = max(number for number, one in enumerate(passes) if one is not None)
+        passes[last] = PassRead(left=NOT_PROVED)
+    return dataclasses.replace(reading, forward=passes[0], backward=passes[1])
 
 
 def unrefuted(
@@ -111,9 +161,11 @@ def unrefuted(
     proofs = [
         (problem.id, Replayed(problem.proof, outputs[1]))
         for problem, outputs in right
-        if expressible(problem.proof)
+        if expressible(problem.proof) and BATCHES not in problem.id
     ]
-    found = told([without_refuted(one, [proof for _, proof in proofs]) for one in readings])
+    # A batch that the faults of another problem explain says nothing about which of these faults it is.
+    own = [one for one in readings if one.evaluations or BATCHES not in one.problem]
+    found = told([without_refuted(one, [proof for _, proof in proofs]) for one in own])
     against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
     if not against:
         return found
@@ -131,9 +183,7 @@ def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:
         if part is None or not part.sets:
             return part
         sets = [
-            one
-            for one in part.sets[:MOST_TRIED]
-            if not any(refutes(x, Told(one, base)) for x in right)
+            one for one in simplest(part) if not any(refutes(x, Told(one, base)) for x in right)
         ]
         return dataclasses.replace(part, sets=tuple(sets) or part.sets)
 

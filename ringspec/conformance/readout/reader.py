@@ -65,6 +65,9 @@ class Reader:
         self.judged: dict[str, tuple[Array, Match]] = {}
         self.base: Choices | None = None
         self.of_base: dict[tuple[str, int], Any] = {}
+        self.every: dict[str, list[Kind]] = {}  # of known_faults
+        self.patterns: dict[tuple[str, int], Booleans | None] = {}  # of starts.shown_by
+        self.lses: dict[bool, tuple[Any, Any]] = {}  # of part_search.lses_of_parts
 
     def part(self, share: float) -> float:
         """Return how many evaluations a search may make that gets ``share`` of those that are left."""

@@ -8,7 +8,7 @@ only plain data, so that a report can hold it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +16,28 @@ import numpy as np
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
-from ringspec.conformance.readout.backward_search import explain_backward
+from ringspec.conformance.readout.backward_search import explain_backward, match_backward
 from ringspec.conformance.readout.choices import Choices
 from ringspec.conformance.readout.fault_sets import cost
-from ringspec.conformance.readout.forward_search import explain_forward
-from ringspec.conformance.readout.hints import hint_for
+from ringspec.conformance.readout.forward_search import explain_forward, match_forward
+from ringspec.conformance.readout.hints import ROUNDING, hint_for
 from ringspec.conformance.readout.kinds import Fault
-from ringspec.conformance.readout.matches import Explanation, near
+from ringspec.conformance.readout.known_faults import Known
+from ringspec.conformance.readout.matches import Explanation, Match, near
+from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
 from ringspec.conformance.readout.model.scores import drop_factors, scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
 from ringspec.conformance.readout.reader import EVALUATIONS, Reader
+from ringspec.conformance.readout.rounding import (
+    LOOSE,
+    backward_rounding,
+    forward_rounding,
+    is_rounding,
+    rounded_values,
+)
 from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans
 from ringspec.recipes import RECIPES
@@ -149,8 +158,18 @@ def pass_from(data: Mapping[str, Any] | None) -> PassRead | None:
     return PassRead(sets, data["left"], data["base"])
 
 
-def read(problem: Problem, outputs: Outputs, share: float = 1.0) -> Reading:
-    """Explain the results of one problem; ``share``: the part of the usual work that its searches may do."""
+def read(
+    problem: Problem,
+    outputs: Outputs,
+    share: float = 1.0,
+    proof: Outputs | None = None,
+    known: Sequence[Sequence[Named]] = (),
+) -> Reading:
+    """Explain the results of one problem; ``share``: the part of the usual work that its searches may do.
+
+    ``proof``: the results of the call with random inputs, if they are known. ``known``: sets of faults that other
+    problems showed.
+    """
     geometry = problem.pairs.geometry
     results = without_padding(geometry, {x: joined(map(load, outputs[x])) for x in outputs})
     seen = seen_in(geometry, results)
@@ -159,29 +178,97 @@ def read(problem: Problem, outputs: Outputs, share: float = 1.0) -> Reading:
     expected = {name: (right[name], sizes[name]) for name in results}
     if agrees(results, expected, problem.tolerance):
         return Reading(problem.id, True)
-    nearly = agrees(results, expected, COARSE)
-    found, work = Reading(problem.id, False), 0
-    for tolerance in dict.fromkeys((problem.tolerance, *(() if nearly else (COARSE,)))):
-        with np.errstate(all="ignore"):  # wrong choices overflow
-            reader, forward, choices, wasted = read_forward(problem, seen, tolerance, share)
-            backward = None
-            if seen.p is not None:
-                backward = explain_backward(reader, seen, choices, forward.whole)
-        passes = pass_of(forward), None if backward is None else pass_of(backward)
-        work += wasted + reader.model.evaluations
-        found = Reading(problem.id, False, *passes, evaluations=work)
-        if found.explained:
-            break
-    if nearly and not found.explained:
+    names = [[one.name for one in faults if not is_rounding(one.kind)] for faults in known]
+    given = Given(problem, seen, share, proof or {}, names)
+    with np.errstate(all="ignore"):  # wrong choices overflow
+        reader, (forward, choices), passed, work = read_forward(given)
+        passes = [passed]
+        if seen.p is not None:
+            passes.append(read_backward(given, reader, choices, forward.whole))
+    work += reader.model.evaluations
+    if agrees(results, expected, COARSE) and not all(one.whole for one in passes):
         return Reading(problem.id, False, evaluations=work)
-    return found
+    return Reading(problem.id, False, passes[0], (*passes, None)[1], work)
 
 
-def pass_of(found: Explanation) -> PassRead:
-    """Return an explanation of one pass in the form that a reading holds."""
-    sets = (found.faults, *found.others) if found.faults else ()
+@dataclass(frozen=True)
+class Given:
+    """What was read from the results of a problem; ``share`` and ``proof`` are as for :func:`read`.
+
+    ``known``: the names of the faults that other problems showed.
+    """
+
+    problem: Problem
+    seen: Seen
+    share: float
+    proof: Outputs
+    known: Sequence[Sequence[tuple[str, str, str]]]
+
+
+def explained_by(
+    given: Given,
+    reader: Reader,
+    plain: Callable[[], Match],
+    search: Callable[[], tuple[Explanation, Choices]],
+    rounding: Callable[[Match], tuple[str, ...] | None],
+    phase: str,
+) -> tuple[tuple[Explanation, Choices], PassRead]:
+    """Explain one pass: with the usual tolerance, and with one that leaves room for values that are rounded to 16 bits.
+
+    The second is tried first if ``plain``, the match without faults, looks like rounding. What it leaves must be
+    ``rounding``.
+    """
+    usual = given.problem.tolerance
+    tolerances = [usual, *([LOOSE] if usual < LOOSE else [])]
+    if len(tolerances) > 1:
+        found = []
+        for reader.tolerance in tolerances:
+            found.append(plain())
+        tolerances = tolerances[::-1] if rounded_values(*found) else tolerances
+    first, *again = tolerances
+    failed: tuple[Explanation, Choices] | None = None
+    for tolerance in (first, *again):
+        reader.tolerance = tolerance
+        reader.search_from(reader.model.right)
+        if tolerance != first:
+            reader.evaluations += given.share * EVALUATIONS_AGAIN
+        result = search()
+        explanation = result[0]
+        if explanation.whole:
+            words = rounding(explanation.match) if tolerance > usual else ()
+            if words is not None:
+                return result, pass_of(explanation, phase, words)
+        if failed is None or tolerance == usual:
+            failed = dataclasses.replace(explanation, faults=(), whole=False), result[1]
+    assert failed is not None
+    return failed, pass_of(failed[0], phase)
+
+
+def read_backward(
+    given: Given, reader: Reader, choices: Choices, forward_is_whole: bool
+) -> PassRead:
+    """Explain the backward pass of the kernel, given the ``choices`` of a ring with the faults of its forward pass."""
+    seen, usual = given.seen, given.problem.tolerance
+    model, scale = reader.model, reader.geometry.scale
+    known = Known(reader, given.known).faults("backward")
+    forward = forward_pass(model, choices)
+    saved = forward, forward.lse if seen.lse is None else seen.lse, seen.through
+    return explained_by(
+        given,
+        reader,
+        lambda: match_backward(reader, seen, backward_pass(model, model.right, *saved)),
+        lambda: (explain_backward(reader, seen, choices, forward_is_whole, known), choices),
+        lambda match: backward_rounding(seen, match, usual, given.proof, reader.largest, scale),
+        "backward",
+    )[1]
+
+
+def pass_of(found: Explanation, phase: str, rounded: Sequence[str] = ()) -> PassRead:
+    """Return an explanation of one pass in the form that a reading holds; ``rounded``: which values are rounded, in words."""
+    more = tuple(Named(phase, words, "", 1.0, ROUNDING) for words in rounded)
+    sets = (found.faults, *found.others) if found.faults or more else ()
     return PassRead(
-        tuple(tuple(named(fault) for fault in one) for one in sets[:MOST_SETS]),
+        tuple((*(named(fault) for fault in one), *more) for one in sets[:MOST_SETS]),
         "" if found.whole else left_of(found),
         found.base,
     )
@@ -266,30 +353,45 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
     }
 
 
-def read_forward(
-    problem: Problem, seen: Seen, tolerance: float, share: float = 1.0
-) -> tuple[Reader, Explanation, Choices, int]:
+ForwardRead = tuple[Reader, tuple[Explanation, Choices], PassRead]
+
+
+def read_forward(given: Given) -> tuple[Reader, tuple[Explanation, Choices], PassRead, int]:
     """Explain the forward pass of the kernel.
 
     If queries travel in the backward pass, either keys or queries may travel in the forward pass, and both are tried.
     The result is the better explanation, with the :class:`Reader` that found it, the choices of a ring with its faults,
     and the evaluations of the other reader.
     """
-    found = []
-    geometry = problem.pairs.geometry
-    for travels in ("keys", "queries") if geometry.circulation == "q" else ("keys",):
-        there = dataclasses.replace(geometry, forward_travels=travels)
-        pairs = dataclasses.replace(problem.pairs, geometry=there)
-        most = EVALUATIONS if tolerance == problem.tolerance else EVALUATIONS_AGAIN
-        reader = Reader(pairs, tolerance, share * most)
-        explanation, choices = explain_forward(reader, seen)
-        found.append((reader, explanation, choices))
+    found: list[ForwardRead] = []
+    circulation = given.problem.pairs.geometry.circulation
+    for travels in ("keys", "queries") if circulation == "q" else ("keys",):
+        found.append(read_forward_as(given, travels))
+        explanation, _ = found[-1][1]
         listed = any(PAIRS in fault.place.words for fault in explanation.faults)
         if explanation.whole and not listed:
             break
-    best = max(found, key=lambda one: preference(one[1]))
+    best = max(found, key=lambda one: preference(one[1][0]))
     others = [reader for reader, *_ in found if reader is not best[0]]
     return *best, sum(reader.model.evaluations for reader in others)
+
+
+def read_forward_as(given: Given, travels: str) -> ForwardRead:
+    """Explain the forward pass of a kernel in which ``travels`` travel, 'keys' or 'queries'."""
+    problem, seen = given.problem, given.seen
+    there = dataclasses.replace(problem.pairs.geometry, forward_travels=travels)
+    pairs = dataclasses.replace(problem.pairs, geometry=there)
+    reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS)
+    model, known = reader.model, Known(reader, given.known).faults("forward")
+    explained, passed = explained_by(
+        given,
+        reader,
+        lambda: match_forward(reader, seen, forward_pass(model, model.right)),
+        lambda: explain_forward(reader, seen, known),
+        lambda match: forward_rounding(seen, match, problem.tolerance, given.proof),
+        "forward",
+    )
+    return reader, explained, passed
 
 
 def preference(found: Explanation) -> tuple[bool, float]:

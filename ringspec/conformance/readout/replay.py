@@ -43,6 +43,7 @@ from ringspec.conformance.readout.model.storing import held, stored
 from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.reading import Named
+from ringspec.conformance.readout.rounding import LOOSE, is_rounding
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.target.protocol import Call
@@ -52,7 +53,7 @@ from ringspec.recipes import RECIPES
 
 TENSORS = {"q", "k", "v", "dy", "dlse", "sinks", "bias", "keep", "segments_q", "segments_k"}
 TERMS = {"scale", "causal", "window", "cu_seqlens", "softcap", "dropout_p", "dropout_seed"}
-SUMS = ("dsinks",)
+SUMS, OF_FORWARD = ("dsinks",), ("o", "lse")
 NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S and G
 NEARER = 0.25  # of the distance from the correct results, in each tensor
 MOST_PAIRS = 1 << 18  # B * H * Sq * Sk
@@ -121,19 +122,43 @@ class Replayed:
         batch = call.worker("q", 0).shape[0]
         self.rings = [[RingOf(given_of(call, n, way)) for way in ways] for n in range(batch)]
 
-    def compared(self, told: Told) -> Compared | None:
-        """Compare the outputs with what the faults give; None if the model ring cannot compute that."""
+    def compared(self, told: Told, phase: str = "") -> Compared | None:
+        """Compare the outputs with what the faults give; None if the model ring cannot compute that.
+
+        ``phase``: the only pass whose outputs are compared; '' for both. A backward pass that is compared alone is
+        given the target's own o and lse.
+        """
         parts: list[Compared] = []
+        rounded = any(is_rounding(fault.kind) for fault in told.faults)
         for entry, rings in enumerate(self.rings):
             found = []
             for ring in rings:
-                made = ring.results_of(told)
+                made = ring.results_of(told, self.saved(entry) if phase == "backward" else None)
+                if made is not None and phase:
+                    of_pass = [x for x in made[0] if (x in OF_FORWARD) == (phase == "forward")]
+                    made = tuple({name: x[name] for name in of_pass} for x in made)  # type: ignore[assignment]
                 if made is not None:
-                    found.append(nearer(self.call, entry, self.outputs, self.right, *made))
+                    found.append(self.nearer(entry, made, rounded))
             if not found:
                 return None
             parts.append(next((one for one in found if one.fits), found[0]))
         return Compared(all(one.fits for one in parts), any(one.wrong for one in parts))
+
+    def saved(self, entry: int) -> tuple[Array, Array] | None:
+        """Return the target's own o [W, H, n, D] and lse [W, H, n]; None if it hides lse."""
+        if "lse" not in self.outputs:
+            return None
+        o, lse = (
+            np.stack([load(np.asarray(x))[entry] for x in self.outputs[name]])
+            for name in OF_FORWARD
+        )
+        return o, lse
+
+    def nearer(self, entry: int, made: tuple[Results, Results], rounded: bool) -> Compared:
+        """Compare one batch entry with the results of the faults; ``rounded``: some values are rounded to 16 bits."""
+        tolerance = TOLERANCES[self.call.formats["inputs"]]
+        tolerance = max(tolerance, LOOSE) if rounded else tolerance
+        return nearer(self.call, entry, self.outputs, self.right, *made, tolerance)
 
     def without_contradiction(self, told: Told) -> Told:
         """Reduce each fault to what no later one changes again, if the faults then fit as well.
@@ -155,14 +180,15 @@ def nearer(
     right: Mapping[str, Sequence[Array]],
     ours: Results,
     sizes: Results,
+    tolerance: float,
 ) -> Compared:
     """Compare one batch entry of the outputs with the results of the faults and with the correct ones.
 
     ``ours`` are the results that the faults give, and ``right`` the correct ones. The outputs fit if each element is
-    within the tolerance of the input format, and each wrong tensor is much nearer to ``ours`` than to ``right``.
-    ``sizes``: for each element, the sum of the absolute values of its terms.
+    within the tolerance, and each wrong tensor is much nearer to ``ours`` than to ``right``. ``sizes``: for each element,
+    the sum of the absolute values of its terms.
     """
-    tolerance, wrong = TOLERANCES[call.formats["inputs"]], False
+    wrong = False
     for name in outputs.keys() & ours.keys():
         at = ... if name in SUMS else entry  # these are sums over a batch, which has one entry
         got, true = (
@@ -335,23 +361,27 @@ class RingOf:
                 return dataclasses.replace(named, kind=kind.words, cost=cost)
         return named
 
-    def results_of(self, told: Told) -> tuple[Results, Results] | None:
+    def results_of(
+        self, told: Told, saved: tuple[Array, Array] | None = None
+    ) -> tuple[Results, Results] | None:
         """Return the results of a ring with the faults, and the sizes of their elements (see :func:`nearer`).
 
         The result is None if this ring has none of the faults, or if the effect of a fault cannot be computed
-        by the four products in the module's docstring.
+        by the four products in the module's docstring. ``saved``: o and lse for the backward pass, in place of those of
+        this ring.
         """
-        faults = [one for fault in told.faults if (one := self.fault(fault.name)) is not None]
+        given = [fault for fault in told.faults if not is_rounding(fault.kind)]
+        faults = [one for fault in given if (one := self.fault(fault.name)) is not None]
         model = self.model
         forward = composed(model.right, [one for one in faults if one.phase == "forward"])
         base = carried(model.right, forward) if told.base == SAME else model.right
         backward = composed(base, [one for one in faults if one.phase == "backward"])
         whole = any(np.any(c[x]) for x in NOT_LINEAR for c in (forward, backward))
         derived = told.base == GRADIENT
-        if not faults or whole or (derived and not model.correct(forward, "q", "k")):
+        if (given and not faults) or whole or (derived and not model.correct(forward, "q", "k")):
             return None
         with np.errstate(all="ignore"):  # wrong choices overflow
-            found = Numbers(self.given, model, forward, backward, derived).all()
+            found = Numbers(self.given, model, forward, backward, derived, saved).all()
             if told.base == SAVED:
                 before = forward.taking(STORED, model.right)
                 kept = Numbers(self.given, model, before, backward, False).all()
@@ -387,7 +417,7 @@ class Numbers:
     """The outputs of a ring that makes the choices ``forward`` and ``backward``, for given tensors.
 
     ``derived``: the backward pass is the gradient of the forward pass with its choices, and ``backward`` is not used
-    for P and dS.
+    for P and dS. ``saved``: the o and lse that the backward pass uses; None for those of this forward pass.
     """
 
     given: Given
@@ -395,6 +425,7 @@ class Numbers:
     forward: Choices
     backward: Choices
     derived: bool
+    saved: tuple[Array, Array] | None = None
 
     def all(self) -> tuple[Results, Results]:
         """Return the results of the forward pass and, if there is a dy, of the backward pass; then their sizes."""
@@ -419,15 +450,18 @@ class Numbers:
             shares = weights, ds, ds
             p, delta = weights, (given.dy * results["o"]).sum(axis=3)[:, None, ..., None]
         else:
-            products = np.einsum("ahid,xgyd->ahigxy", results["o"], given.dy)
-            flat = products.reshape(*products.shape[:3], -1)
-            cores = [core_of_pairs(model, c, first, first.lse, flat) for c in (of_q, of_kv)]
+            o, lse = self.saved or (results["o"], first.lse)
+            flat = self.products_with_dy(o, right)
+            cores = [
+                core_of_pairs(model, c, first, lse, self.products_with_dy(o, c))
+                for c in (of_q, of_kv)
+            ]
             shares = self.shares(of_q, of_kv, *cores)
             p, delta = np.maximum(cores[0][1], cores[1][1]), cores[0][3]
             dbias = share_of_bias(model, of_q, cores[0])
             if dbias is not None:
                 dbias = stored(model, "dbias", of_q, dbias, "dbias_to", "dbias_k")
-            dsinks = gradient_of_sinks(model, self.backward, first, first.lse, flat)
+            dsinks = gradient_of_sinks(model, self.backward, first, lse, flat)
         parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta))
         if dsinks is not None:
             weight = np.abs(1 - p.sum(axis=(1, 4))) * np.abs(given.dy * results["o"]).sum(axis=3)
@@ -459,6 +493,13 @@ class Numbers:
                 next_worker = np.roll(stack, -given.geometry.direction, axis=0)
                 found.update(dk=stack, dv=next_worker)
         return results, sizes
+
+    def products_with_dy(self, o: Array, c: Choices) -> Array:
+        """Return <dy, o> [a, h, i, (g, x, y)] over the part of the head dimension that ``delta_dims`` selects."""
+        assert self.given.dy is not None
+        start, end = (int(x * o.shape[3]) for x in c["delta_dims"])
+        found = np.einsum("ahid,xgyd->ahigxy", o[..., start:end], self.given.dy[..., start:end])
+        return found.reshape(*o.shape[:3], -1)
 
     def shares(
         self, of_q: Choices, of_kv: Choices, core: Core, core_kv: Core

@@ -15,18 +15,26 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import Choices, components
+from ringspec.conformance.readout.choices import KERNELS, Choices, components
 from ringspec.conformance.readout.effects import names_of
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.model.storing import landed
 from ringspec.conformance.readout.places import Place, pairs_listed
 from ringspec.conformance.readout.reader import Reader
-from ringspec.problem.model import Booleans
+from ringspec.problem.model import Array, Booleans
 
 MOST_OF_A_KIND = 2  # places of a kind
 EXTENDED = 6  # starts that are extended by a second fault
+MOST_OF_TILES = 12  # rules about tiles, for each matrix
 FEW_PLACES = 8  # sets of blocks in which shares are tried in wrong places
-OF_ZEROS = {"mask", "count", "value_mask", "dv_count"}  # choices by which pairs are 0 in A or P
+OF_ZEROS = {
+    "mask",
+    "count",
+    "value_mask",
+    "dv_count",
+    "dq_count",
+    "dk_count",
+}  # choices by which pairs are 0 in A or P
 # Choices by which a share of a matrix lands in another row or column.
 MOVES = {"forward": {"v"}, "backward": {"dv_dy", "dv_to"}}
 
@@ -67,14 +75,16 @@ def starts_of(
 def changed_by(
     reader: Reader, phase: str, kinds: list[Kind], ours: Booleans, there: Booleans
 ) -> Iterator[tuple[Fault, Booleans]]:
-    """Yield faults that bring the pattern ``ours`` nearer to ``there``, with the pattern that each of them gives."""
+    """Yield faults that bring the pattern ``ours`` nearer to ``there``, with the pattern that each of them gives.
+
+    ``kinds``: those of the kernel that made the matrix.
+    """
     places, wrong = reader.tried(phase)[1], ours != there
     if not wrong.any():
         return
-    for kind in kinds:
+    for kind in of_use(reader, phase, kinds, {"": (ours, there)}, True):
         shown = shown_by(reader, phase, kind)
-        if shown is None:
-            continue
+        assert shown is not None
         shown = np.broadcast_to(shown, ours.shape)
         good, bad = wrong & (shown == there), ~wrong & (shown != there)
         if not good.any():
@@ -90,46 +100,100 @@ def changed_by(
 
 def shown_by(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
     """Return the pattern that a kind gives where it is made; None if it leaves the zeros where they are, or moves them."""
+    key = phase, id(kind)
+    if key not in reader.patterns:
+        reader.patterns[key] = pattern_of(reader, phase, kind)
+    return reader.patterns[key]
+
+
+def pattern_of(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
     changes: dict[str, Any] = dict(kind.changes)
     if names_of(kind) & MOVES[phase] or not changes.keys() & OF_ZEROS:
         return None
-    if changes.keys() & {"count", "dv_count"}:
-        count = np.asarray(changes["count" if "count" in changes else "dv_count"])
-        return np.zeros((1, 1, 1, 1, 1), bool) if count.size == 1 and not count.any() else None
+    counts = [np.asarray(x) for slot, x in changes.items() if slot.endswith("count")]
+    if counts:
+        if counts[0].size > 1 and kind.of_tiles:
+            return np.asarray(counts[0] > 0)
+        one = counts[0].size == 1 and not counts[0].any()
+        return np.zeros((1, 1, 1, 1, 1), bool) if one else None
+    if {"mask", "value_mask"} <= changes.keys():
+        return None  # a mask of the row sums alone
     number = int(np.asarray(changes.get("value_mask", changes.get("mask"))))
     return reader.model.masks[number] if number >= 0 else None
 
 
-def without_idle_masks(
+def of_use(
+    reader: Reader,
+    phase: str,
+    kinds: Iterable[Kind],
+    zeros: Mapping[str, tuple[Booleans, Booleans]],
+    alone: bool = False,
+) -> Iterator[Kind]:
+    """Yield the kinds without those that correct no zero, so that they explain nothing, without an evaluation.
+
+    Of the many rules about tiles, only those that correct the most zeros, and break the fewest, are yielded. ``zeros``:
+    for each matrix, the patterns with the choices so far and as observed (:func:`ringspec.conformance.readout.backward_search.zeros_of`).
+    ``alone``: all kinds are of one matrix, and only those that change zeros are yielded.
+    """
+    kinds = list(kinds)
+    shown = [shown_by(reader, phase, kind) for kind in kinds]
+    at = [n for n, pattern in enumerate(shown) if pattern is not None]
+    shape = (
+        reader.geometry.workers,
+        reader.geometry.workers,
+        1,
+        reader.geometry.slots,
+        reader.geometry.slots,
+    )
+    rows = [np.broadcast_to(pattern, shape).ravel() for pattern in shown if pattern is not None]
+    patterns = np.array(rows, np.float32).reshape(len(rows), -1)
+    use: dict[int, tuple[bool, float]] = {}
+    for name, (ours, there) in zeros.items():
+        gain, loss = (
+            x.sum(axis=3).astype(np.float32).reshape(2, -1) for x in told_apart(ours, there)
+        )
+        good, bad = (patterns @ x[0] + (1 - patterns) @ x[1] for x in (gain, loss))
+        for n, more, less in zip(at, good, bad, strict=True):
+            if alone or matrix_of(kinds[n]) == name:
+                use[n] = bool(more > 0), float(more - less)
+    ranked = sorted(
+        (n for n, (good, _) in use.items() if good and kinds[n].of_tiles), key=lambda n: -use[n][1]
+    )
+    best = set(ranked[:MOST_OF_TILES])
+    for n, kind in enumerate(kinds):
+        if n not in use:
+            if not alone:
+                yield kind
+        elif use[n][0] and (n in best or not kind.of_tiles):
+            yield kind
+
+
+def told_apart(ours: Booleans, there: Booleans) -> tuple[Array, Array]:
+    """Return what a pattern gains, and what it loses, by showing each pair and by hiding it: [2, a, b, h, i, j] each."""
+    return np.stack([~ours & there, ours & ~there]), np.stack([~ours & ~there, ours & there])
+
+
+def matrix_of(kind: Kind) -> str:
+    """Return the matrix whose zeros a kind changes, by the name that the zeros have."""
+    slots = kind.slots
+    if slots & {"dq_count"}:
+        return KERNELS[0]
+    if slots == {"dk_count"}:
+        return "dk"
+    return KERNELS[1] if slots & {"dv_count"} else kind.only
+
+
+def useful(
     reader: Reader,
     phase: str,
     kinds: Iterable[Kind],
     choices: Choices,
     zeros: Mapping[str, tuple[Booleans, Booleans]],
-) -> Iterator[Kind]:
-    """Yield the kinds without the masks that correct no zero, so that they explain nothing, without an evaluation.
-
-    ``zeros``: for each kernel, and '' for both, the patterns with these ``choices`` and as observed.
-    """
-    for kind in kinds:
-        if not moves_no_zero(reader, phase, kind, choices, *zeros[kind.only]):
-            yield kind
-
-
-def moves_no_zero(
-    reader: Reader, phase: str, kind: Kind, choices: Choices, ours: Booleans, there: Booleans
-) -> bool:
-    """Return whether a kind is a mask that corrects no zero of a matrix, so that it cannot explain anything.
-
-    ``ours`` and ``there``: the patterns with these ``choices``, and as observed.
-    """
-    if "mask" not in kind.slots or "value_mask" in kind.slots or reader.geometry.padding:
-        return False
+) -> Iterable[Kind]:
+    """Return the kinds that :func:`of_use` yields; all of them if zeros show nothing, because shares are moved or padded."""
     right = reader.model.right
-    if any(choices[x] is not right[x] for name in MOVES[phase] for x in components(name)):
-        return False
-    shown = shown_by(reader, phase, kind)
-    return shown is not None and not ((ours != there) & (shown == there)).any()
+    moved = any(choices[x] is not right[x] for name in MOVES[phase] for x in components(name))
+    return kinds if moved or reader.geometry.padding else of_use(reader, phase, kinds, zeros)
 
 
 def moved_by(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ringspec.conformance.readout import hints
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
+from ringspec.conformance.readout.rounding import is_rounding
 
 MOST_ALTERNATIVES = 2
 MOST_OTHERS = 2  # problems with further faults
@@ -98,7 +99,9 @@ def combined(readings: Sequence[Reading]) -> Told:
             continue
         best, others = best_of(phase, found, explained)
         faults += best
-        sentences += [fault.told() for fault in best] or ([found.base] if found.base else [])
+        sentences += [fault.told() for fault in best]
+        if found.base and all(is_rounding(fault.kind) for fault in best):
+            sentences.append(found.base)
         alternatives += others
         same = [one for one in same if accounts(phase, best, one)]
     more, others = of_other_problems(faults, [one for one in explained if one not in same])
@@ -145,6 +148,7 @@ def of_other_problems(
         said = new if how == ", also" else found
         base = one.backward.base if one.backward and said[0].phase == "forward" else ""
         words = [fault.told() for fault in said] + ([base] if base else [])
+        words = [in_batches(x) for x in words] if BATCHES in one.problem else words
         key = how, " ".join(words)
         if key not in problems and len(problems) == MOST_OTHERS:
             continue
@@ -220,7 +224,10 @@ def name_in_any(fault: Named) -> tuple[str, str, str]:
 
 
 def unexplained(wrong: Sequence[Reading]) -> list[str]:
-    """Say what is wrong in the first of the problems ``wrong``, which no set of faults explains."""
+    """Say what is wrong in the first of the problems ``wrong``, which no set of faults explains.
+
+    The faults of a pass are told if they explain all results of this pass.
+    """
     if not wrong:
         return []
     one = wrong[0]
@@ -228,4 +235,7 @@ def unexplained(wrong: Sequence[Reading]) -> list[str]:
     for found in one.passes:
         if found.left:
             lines.append(f"{one.problem}: not explained: {found.left}.")
+        elif found.sets and not lists_pairs(found.sets[0]):
+            words = " ".join(fault.told() for fault in found.sets[0])
+            lines.append(f"{one.problem}, in part: {words}")
     return lines or [f"{one.problem}: {BY_ROUNDING}"]

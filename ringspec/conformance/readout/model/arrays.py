@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ringspec.conformance.readout.merges import State
+from ringspec.conformance.readout.model.ring import Model
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
 
@@ -33,6 +34,11 @@ def where_changed(changed: Booleans, other: State, right: State) -> State:
 def of_workers(x: Integers) -> Integers:
     """Rearrange [a, 1, h, i, 1] to [a, h, i]."""
     return x[:, 0, :, :, 0]
+
+
+def numbers_of_blocks(model: Model, x: Integers) -> Integers:
+    """Broadcast the numbers of a choice that each query makes for each block to [a, b, h, i]."""
+    return np.broadcast_to(x, (*model.shape[:4], 1))[..., 0]
 
 
 def log_sum(x: Array) -> Array:

@@ -6,7 +6,8 @@ import numpy as np
 
 from ringspec.conformance.readout.choices import DROPS_IN_L, Choices, components
 from ringspec.conformance.readout.merges import over_group
-from ringspec.conformance.readout.model.arrays import chosen, nonzero
+from ringspec.conformance.readout.model.arrays import chosen, nonzero, numbers_of_blocks
+from ringspec.conformance.readout.model.part_results import begun, with_lse
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.model.scores import (
     OF_DROP,
@@ -25,6 +26,8 @@ OF_WEIGHTS = (
     "value_mask",
     "l_of_group",
     "tiles",
+    "begins",
+    "part_lse",
     *OF_DROP,
     "drop_l",
 )
@@ -48,6 +51,11 @@ def blocks(model: Model, c: Choices) -> tuple[Array, Array, Array, Array]:
                 p if (c["value_mask"] < 0).all() else p * model.masks[int(c["value_mask"].max())]
             )
         p_of_v = model.without_padding(p_of_v * drop_factors(model, c))
+        if not (c["tiles"] and c["tiles"].through):
+            if c["begins"]:
+                m, l, (p, p_of_v) = begun(model, c["begins"], m, l, p, p_of_v)
+            if c["part_lse"].any():
+                m = with_lse(model, numbers_of_blocks(model, c["part_lse"]), s, m, l)
         if not model.correct(c, "result_of"):
             m, l, p, p_of_v = of_results(model, c, m, l, p, p_of_v)
         return m, l, p, p_of_v

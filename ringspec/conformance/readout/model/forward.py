@@ -93,7 +93,7 @@ def forward_pass(model: Model, c: Choices) -> Forward:
         omega = np.where(kind == before, early[0], omega)
     weights = weights_of_pairs(model, omega / total, p_of_v, "o" in c["stays"]) * c["o_times"]
     if c["tiles"] and c["tiles"].through:
-        run_m, run_l, weights = through_tiles(model, scores_of_pairs(model, c), c["tiles"])
+        run_m, run_l, weights = through_tiles(model, scores_of_pairs(model, c), c)
         weights = weights * c["o_times"] * drop_factors(model, c)
     bare = log_of(run_m, run_l)
     weights, lse = with_sinks(model, c, weights, bare, run_m, block_lse)

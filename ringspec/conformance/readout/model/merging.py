@@ -6,7 +6,12 @@ import numpy as np
 
 from ringspec.conformance.readout.choices import Choices
 from ringspec.conformance.readout.merges import AT_FIRST, MERGES, State, merge
-from ringspec.conformance.readout.model.arrays import log_of, nonzero, where_changed
+from ringspec.conformance.readout.model.arrays import (
+    log_of,
+    nonzero,
+    numbers_of_blocks,
+    where_changed,
+)
 from ringspec.conformance.readout.model.blocks import blocks
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.problem.model import Array, Booleans, Integers
@@ -15,7 +20,7 @@ from ringspec.spec.online_softmax import finite_shift
 
 def merge_numbers(model: Model, c: Choices) -> Integers:
     """Return the numbers of the merges of all blocks in MERGES, [a, b, h, i]."""
-    return np.broadcast_to(c["merge"], (*model.shape[:4], 1))[..., 0]
+    return numbers_of_blocks(model, c["merge"])
 
 
 def merged(
@@ -50,13 +55,16 @@ def merged_in_steps(
     run_m = np.full(m[..., 0, :, :].shape, 0.0 if c["started"] else -np.inf)
     run_l = np.full(run_m.shape, float(c["started"]))
     omega = np.zeros((model.workers, *run_m.shape))
-    wrong, stays, hidden_merge = bool(kinds.any()), c["stays"], c["hidden_merge"]
+    wrong, stays = bool(kinds.any()), c["stays"]
     back = -model.geometry.direction
     for t in range(steps):
         b = model.order[:, t]
         m_b, l_b = (x[..., model.rows, b, :, :] for x in (m, l))
         kind_b = kinds[..., model.rows, b, :, :]
         here, fresh = l_b != 0, run_l == 0
+        hidden_merge = c["hidden_merge"]
+        if hidden_merge == "rows":
+            hidden_merge = here.any(axis=(-2, -1), keepdims=True)
         new = merge("right", run_m, run_l, omega, m_b, l_b, t, model.geometry)
         if wrong:
             joins = here | hidden_merge

@@ -41,9 +41,9 @@ from ringspec.spec.online_softmax import finite_shift
 OF_CORE = (
     *OF_SCORES, *components("dy"), *components("v"), *components("lse_of"), *components("delta_dy"),
     *components("delta_o"), "lse", "delta", "delta_times", "dy_ones", "dlse_times", *components("dlse_of"),
-    *OF_DROP, "drop_ds",
+    *OF_DROP, "drop_ds", "delta_dims",
 )  # fmt: skip
-OF_DELTA = (*components("delta_dy"), *components("delta_o"))
+OF_DELTA = (*components("delta_dy"), *components("delta_o"), "delta_dims")
 OF_DV = (
     "dv_form",
     "dv_count",

@@ -21,8 +21,15 @@ KEEPS_DLSE = np.array([name in OF_SAVED_DELTA for name in DELTAS])
 
 
 def delta_of(model: Model, c: Choices, products: Array) -> Array:
-    """Return <dy, o> of the rows of o and dy that ``delta_o`` and ``delta_dy`` select, [a, b, h, i, 1 or j]."""
+    """Return <dy, o> of the rows of o and dy that ``delta_o`` and ``delta_dy`` select, [a, b, h, i, 1 or j].
+
+    If ``delta_dims`` selects a part of the head dimension, ``products`` are those over this part, unless each dy has only
+    one entry.
+    """
     W, H, n = model.workers, model.heads, model.slots
+    start, end = c["delta_dims"]
+    if (start, end) != (0.0, 1.0) and model.pairs.dy_at is not None:
+        products = products * ((model.pairs.dy_at >= start) & (model.pairs.dy_at < end))
     flat = products.reshape(W * H * n, H, W, n)
     dy = np.broadcast_arrays(*(c[x] for x in components("delta_dy")))
     return np.asarray(flat[model.index(c, "delta_o"), dy[1], dy[0], dy[2]])
@@ -45,6 +52,7 @@ def row_lse(
         "so far": forward.running[..., None], "negative": -saved, "block's maximum": finite_shift(m)[..., None],
         "times scale": saved * model.geometry.scale, "divided by scale": saved / model.geometry.scale,
         "without the sinks": forward.bare.reshape(-1)[at], "chunk": lse_of_chunks(model, s),
+        "zero if empty": finite_shift(saved),
     }  # fmt: skip
     return chosen(c["lse"], LSES, of)
 

@@ -6,11 +6,12 @@ import dataclasses
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import Tiles
+from ringspec.conformance.readout.choices import Choices, Tiles
 from ringspec.conformance.readout.merges import AT_FIRST, State, merge
-from ringspec.conformance.readout.model.arrays import nonzero, where_changed
+from ringspec.conformance.readout.model.arrays import nonzero, numbers_of_blocks, where_changed
+from ringspec.conformance.readout.model.part_results import begun, with_lse
 from ringspec.conformance.readout.model.ring import Model
-from ringspec.problem.model import Array
+from ringspec.problem.model import Array, Integers
 from ringspec.spec.online_softmax import finite_shift
 
 
@@ -22,7 +23,8 @@ def in_tiles(model: Model, s: Array, tiles: Tiles) -> State:
     state = empty_state(s.shape[:-1], len(parts))
     p = np.zeros(s.shape)
     for u, keys in enumerate(parts):
-        p[..., keys], state = tile_merged(model, s[..., keys], tiles.merge, state, u)
+        m, l, p[..., keys] = softmax_of(s[..., keys])
+        state = part_merged(model, m, l, tiles.merge, state, u)
     m, l, omega = state
     for u, keys in enumerate(parts):
         p[..., keys] *= (omega[u] / nonzero(l))[..., None]
@@ -41,16 +43,18 @@ def in_chunks(model: Model, s: Array, tiles: Tiles) -> State:
     return m, l, np.concatenate(each, axis=-1)
 
 
-def through_tiles(model: Model, s: Array, tiles: Tiles) -> State:
-    """Return the final m and l [a, h, i] and the weights of pairs if the tiles of all blocks are merged wrongly."""
+def through_tiles(model: Model, s: Array, c: Choices) -> State:
+    """Return the final m and l [a, h, i] and the weights of pairs if the tiles of all blocks are merged one by one."""
+    tiles, lse = c["tiles"], numbers_of_blocks(model, c["part_lse"])
     every = [(t, keys) for t in range(model.workers) for keys in tiles.of(model.geometry, t)]
     state = empty_state(s[:, 0].shape[:-1], len(every))
     p = np.zeros(s.shape)
     for number, (t, keys) in enumerate(every):
-        of_tile = s[model.rows, model.order[:, t]][..., keys]
+        at = model.rows, model.order[:, t]
         kind = "right" if tiles.last and t < model.workers - 1 else tiles.merge
-        found, state = tile_merged(model, of_tile, kind, state, number)
-        p[model.rows, model.order[:, t], ..., keys] = found
+        m, l, found = of_part(model, s[at][..., keys], c, lse[at])
+        p[(*at, ..., keys)] = found
+        state = part_merged(model, m, l, kind, state, number)
     m, l, omega = state
     for number, (t, keys) in enumerate(every):
         weight = omega[number] / nonzero(l)
@@ -58,17 +62,33 @@ def through_tiles(model: Model, s: Array, tiles: Tiles) -> State:
     return m, l, p
 
 
-def tile_merged(
-    model: Model, s: Array, kind: str, state: State, number: int
-) -> tuple[Array, State]:
-    """Merge a tile with the scores ``s`` [.., i, j] into the running state; return its normalised p and the new state."""
+def of_part(model: Model, s: Array, c: Choices, lse: Integers) -> State:
+    """Return m, l [a, h, i] and normalised p [a, h, i, j] of a tile or chunk of keys with the scores ``s``.
+
+    ``lse`` [a, h, i]: with which lse it is merged, as numbers in PART_LSES.
+    """
+    m, l, p = softmax_of(s)
+    if c["begins"]:
+        m, l, (p,) = begun(model, c["begins"], m, l, p)
+    return (with_lse(model, lse, s, m, l) if lse.any() else m), l, p
+
+
+def softmax_of(s: Array) -> State:
+    """Return m and l [..], and normalised p [.., j], of the scores ``s`` [.., j]."""
     m = s.max(axis=-1)
     e = np.exp(s - finite_shift(m)[..., None])
     l = e.sum(axis=-1)
+    return m, l, e / nonzero(l)[..., None]
+
+
+def part_merged(model: Model, m: Array, l: Array, kind: str, state: State, number: int) -> State:
+    """Merge the part with the number ``number``, of which m and l [.., i] are known, into the running state."""
     new = merge("right", *state, m, l, number, model.geometry)
+    if kind == "right":
+        return new
     other = merge(kind, *state, m, l, number, model.geometry)
     changed = (l != 0) & ((state[1] != 0) | (kind in AT_FIRST))
-    return e / nonzero(l)[..., None], where_changed(changed, other, new)
+    return where_changed(changed, other, new)
 
 
 def empty_state(shape: tuple[int, ...], parts: int) -> State:

@@ -1,0 +1,63 @@
+"""Faults that were read from other problems of the same kernel, as faults in the ring of this problem.
+
+They are tried first, all of them or some, and the search for further faults begins with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+
+from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
+
+Name = tuple[str, str, str]  # as Fault.name
+MOST_SETS = 12
+# What a kernel does to blocks, it does to chunks if it computes the chunks of a zigzag shard one by one.
+CHUNKS = "between the results of chunks of keys, "
+
+
+class Known:
+    """The names of the faults of each pass that other problems showed: sets of faults, the last one first."""
+
+    def __init__(self, reader: Reader, sets: Sequence[Sequence[Name]]) -> None:
+        self.reader, self.sets = reader, sets
+
+    def faults(self, phase: str) -> list[tuple[Fault, ...]]:
+        """Return sets of faults of a pass, the smallest first: each set of names, parts of it, and the same about chunks."""
+        found: dict[tuple[Name, ...], tuple[Fault, ...]] = {}
+        for names in self.sets:
+            each = [self.named(name) for name in names if name[0] == phase]
+            every = [forms for forms in each if forms]
+            for size in range(1, len(every) + 1):
+                for part in combinations(every, size):
+                    for faults in product(*part):
+                        found.setdefault(tuple(one.name for one in faults), faults)
+        return sorted(found.values(), key=len)[:MOST_SETS]
+
+    def named(self, name: Name) -> list[Fault]:
+        """Return the faults with this name in the ring of this problem: for its blocks, and for the chunks of its keys."""
+        phase, kind, place = name
+        found = [self.fault((phase, words, place)) for words in self.forms(kind)]
+        return [one for one in found if one is not None]
+
+    def forms(self, kind: str) -> Iterator[str]:
+        geometry = self.reader.geometry
+        yield kind.removeprefix(CHUNKS)
+        if geometry.run < geometry.slots:
+            yield f"{CHUNKS}{kind.removeprefix(CHUNKS)}"
+            if " within a block" in kind:
+                yield kind.replace(" within a block", " within a chunk")
+            if "block's own lse" in kind:
+                yield kind.replace("the block's own lse", "the lse of the chunk of keys alone")
+
+    def fault(self, name: Name) -> Fault | None:
+        """Return the fault with this name; the usual kinds are tried before those that are the same in this ring."""
+        reader, phase = self.reader, name[0]
+        usual = fault_named(reader.geometry, reader.masks, name, reader.tried(phase)[0])
+        if usual is not None or reader.geometry.run < reader.geometry.slots:
+            return usual
+        if phase not in reader.every:
+            reader.every[phase] = kinds_of(reader.geometry, phase, reader.masks, False)
+        return fault_named(reader.geometry, reader.masks, name, reader.every[phase])

@@ -1,0 +1,233 @@
+"""Faults inside the blocks of a kernel that computes them in tiles and merges their o by their lse; and values in 16 bits."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ringspec.conformance.readout.problems import Setting, problem_of
+from ringspec.conformance.readout.product_kinds import kept_tiles
+from ringspec.conformance.readout.rounding import Values, how_rounded, is_rounding
+from ringspec.conformance.readout.tile_rules import Tiling, rules_of_tiles
+from ringspec.conformance.run.explain import run_problem
+from ringspec.conformance.target import Capabilities
+from ringspec.conformance.target.protocol import Result
+
+ROWS, KEYS = 3, 5  # of a tile; neither divides the 8 tokens of a worker
+
+
+def narrow(x):
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+class Ring:
+    """A causal, contiguous KV ring in float32: the o of blocks are merged by lse, and blocks are computed in tiles.
+
+    ``stale``: lse has the maximum from before the last tile of keys. ``uncleared``: the m and l of a tile of queries
+    stay for the next. ``first_head``: which head's lse is used. ``half``: delta over half of the dimension.
+    ``last_dq``: each tile of keys overwrites the dq of its block. ``rounded``: the results rounded to bfloat16.
+    ``row_from``: queries are counted from the tile's first in the mask of the backward pass. ``dv_times``: a factor on dv.
+    """
+
+    name = "ring in tiles"
+    capabilities = Capabilities(
+        circulations=("kv",), directions=(1,), workers=(3,), head_ratios=(2,), only_causal=True, batch=(1,), layouts=("contiguous",)
+    )  # fmt: skip
+
+    def __init__(self, **faults):
+        self.faults = faults
+
+    def has(self, name):
+        return self.faults.get(name, False)
+
+    def tiles(self, n, masked):
+        """Yield (first query, first key) of the tiles that are not wholly masked."""
+        for row, key in itertools.product(range(0, n, ROWS), range(0, n, KEYS)):
+            if not masked or key <= min(row + ROWS, n) - 1:
+                yield row, key
+
+    def scores(self, q, k, row, key, masked, counted_from=0):
+        s = q[:, row : row + ROWS] @ k[:, key : key + KEYS].swapaxes(1, 2)
+        i, j = (row - counted_from + np.arange(s.shape[1]))[:, None], key + np.arange(s.shape[2])
+        return np.where(j > i, -np.inf, s).astype(np.float32) if masked else s
+
+    def block(self, q, k, v, masked):
+        H, n, _ = q.shape
+        o, lse = np.zeros((H, n, v.shape[2]), np.float32), np.zeros((H, n), np.float32)
+        m, l = np.full((H, ROWS), -np.inf, np.float32), np.zeros((H, ROWS), np.float32)
+        for row in range(0, n, ROWS):
+            size = min(ROWS, n - row)
+            m, l = m[:, :size], l[:, :size]
+            if not self.has("uncleared"):
+                m, l = np.full_like(m, -np.inf), np.zeros_like(l)
+            acc, old = np.zeros((H, size, v.shape[2]), np.float32), m
+            for _, key in (tile for tile in self.tiles(n, masked) if tile[0] == row):
+                s = self.scores(q, k, row, key, masked)
+                old, m = m, np.maximum(m, s.max(axis=2))
+                p, c = np.exp(s - m[..., None]), np.exp(old - m)
+                l = c * l + p.sum(axis=2)
+                acc = c[..., None] * acc + p @ v[:, key : key + KEYS]
+            o[:, row : row + size] = acc / l[..., None]
+            top = np.where(np.isneginf(old), m, old) if self.has("stale") else m
+            lse[:, row : row + size] = top + np.log(l)
+        return o, lse
+
+    def run(self, call):
+        W, scale = call.workers, np.float32(call.terms["scale"])
+        q, k, v, dy = (
+            [np.asarray(x, np.float32)[0] for x in call.tensors[name]]
+            for name in ("q", "k", "v", "dy")
+        )
+        group, n = len(q[0]) // len(k[0]), q[0].shape[1]
+        q = [scale * x for x in q]
+        k, v = ([np.repeat(x, group, axis=0) for x in shards] for shards in (k, v))
+        o, lse = [], []
+        for r in range(W):
+            each = [self.block(q[r], k[b], v[b], b == r) for b in range(r + 1)]
+            first = np.arange(len(q[r])) // group * group if self.has("first_head") else slice(None)
+            of_block = np.stack([one[1][first] for one in each])
+            top = of_block.max(axis=0)
+            lse.append(top + np.log(np.exp(of_block - top).sum(axis=0)))
+            o.append(
+                sum(
+                    np.exp(x - lse[r])[..., None] * one[0]
+                    for x, one in zip(of_block, each, strict=True)
+                )
+            )
+        if "o" in self.faults.get("rounded", ()):
+            o = [narrow(x) for x in o]
+        found = self.backward(q, k, v, dy, o, lse)
+        for name in set(self.faults.get("rounded", ())) & {"dk", "dv"}:
+            found[name] = [narrow(x) for x in found[name]]
+        of_keys = (len(k[0]) // group, group, n, -1)
+        for name in ("dk", "dv"):
+            found[name] = [x.reshape(of_keys).sum(axis=1) for x in found[name]]
+        found["dq"] = [scale * x for x in found["dq"]]
+        found["dv"] = [np.float32(self.faults.get("dv_times", 1)) * x for x in found["dv"]]
+        results = {"o": o, "lse": lse, **found}
+        return Result(**{name: [x[None] for x in shards] for name, shards in results.items()})
+
+    def backward(self, q, k, v, dy, o, lse):
+        n = q[0].shape[1]
+        found = {
+            name: [np.zeros_like(x) for x in y] for name, y in (("dq", q), ("dk", k), ("dv", v))
+        }
+        for r, b in itertools.product(range(len(q)), repeat=2):
+            if b > r:
+                continue
+            part = o[r] * dy[r]
+            delta = part[..., : part.shape[2] // 2 if self.has("half") else None].sum(axis=2)
+            delta = narrow(delta) if "delta" in self.faults.get("rounded", ()) else delta
+            dq = np.zeros_like(q[r])
+            for row, key in self.tiles(n, b == r):
+                rows, keys = slice(row, row + ROWS), slice(key, key + KEYS)
+                whole = key + KEYS - 1 <= row or b != r
+                s = self.scores(q[r], k[b], row, key, not whole, row if self.has("row_from") else 0)
+                p = np.exp(s - lse[r][:, rows, None])
+                ds = p * (dy[r][:, rows] @ v[b][:, keys].swapaxes(1, 2) - delta[:, rows, None])
+                dq[:, rows] = ds @ k[b][:, keys] + (0 if self.has("last_dq") else dq[:, rows])
+                found["dk"][b][:, keys] += ds.swapaxes(1, 2) @ q[r][:, rows]
+                found["dv"][b][:, keys] += p.swapaxes(1, 2) @ dy[r][:, rows]
+            found["dq"][r] += dq
+        return found
+
+
+def kinds_read(**faults):
+    """Return the kinds of all faults that are read from one problem; each set of them explains everything."""
+    ring = Ring(**faults)
+    reading = run_problem(
+        ring, problem_of(Setting("causal", "contiguous"), ring.capabilities)
+    ).reading
+    if reading.right:
+        return []
+    assert reading.explained, reading
+    return [[fault.kind for one in part.sets for fault in one] for part in reading.passes]
+
+
+def test_a_right_kernel_in_tiles_is_right():
+    assert kinds_read() == []
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ({"stale": True}, f"the new block's lse has the maximum from before its last tile of {KEYS} keys, in tiles of {ROWS} queries"),
+        ({"uncleared": True}, f"m and l are not cleared between tiles of {ROWS} queries within a block"),
+        ({"first_head": True}, "the new block's lse is that of the first query head of each key head"),
+        ({"half": True}, "delta is summed over only the first half of the head dimension"),
+        ({"last_dq": True}, f"of dq, each block keeps only the shares of its last tile of {KEYS} keys, in tiles of {ROWS} queries"),
+        ({"rounded": ("o",)}, "o is rounded to bfloat16"),
+        ({"rounded": ("delta",)}, "delta is rounded to bfloat16"),
+    ],
+)  # fmt: skip
+def test_a_fault_inside_the_blocks_is_read(faults, said):
+    assert any(said in kinds for kinds in kinds_read(**faults))
+
+
+def test_a_rounded_tensor_does_not_hide_another_fault():
+    forward, backward = kinds_read(stale=True, rounded=("dk",), dv_times=2)
+    assert any(kind.startswith("the new block's lse has the maximum") for kind in forward)
+    assert (
+        "dv is too large by a factor of 2" in backward and "dk is rounded to bfloat16" in backward
+    )
+
+
+def test_only_differences_that_look_like_rounding_are_told_as_rounding():
+    random = np.random.default_rng(0)
+    x = np.exp(random.normal(size=400))
+    every = np.ones(x.shape, bool)
+
+    def told(seen):
+        return how_rounded(Values(seen, x, every), "", "p", {})
+
+    rounded = x.astype(ml_dtypes.bfloat16).astype(float)
+    assert told(rounded) == "p is rounded to bfloat16"
+    assert told(x.astype(np.float16).astype(float)) == "p is rounded to float16"
+    assert (
+        told(x * (1 + random.uniform(-1, 1, x.shape) / 400))
+        == "p is only about as precise as bfloat16"
+    )
+    assert is_rounding(told(rounded)) and not is_rounding("dk is negated")
+    assert told(1.002 * x) is None  # a factor
+    assert told(x**1.001) is None  # a scale
+    assert told(x + random.normal(size=x.shape)) is None
+    assert how_rounded(Values(rounded[:5], x[:5], every[:5]), "", "p", {}) is None
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(3, 2), (5, 3), (7, 5)])
+def test_rules_about_tiles_show_what_loops_over_tiles_show(rows, keys):
+    n = 8
+    right = np.tri(n, dtype=bool)[None, None, None]
+    rules = {words: pattern[0, 0, 0] for words, pattern, _ in rules_of_tiles(right, n, True)}
+    tile = f"tiles of {rows} queries and {keys} keys"
+    counted, skipped = np.zeros((n, n), bool), np.zeros((n, n), bool)
+    for row, key in itertools.product(range(0, n, rows), range(0, n, keys)):
+        last_row, last_key = min(row + rows, n) - 1, min(key + keys, n) - 1
+        for i, j in itertools.product(range(row, last_row + 1), range(key, last_key + 1)):
+            if key <= last_row:  # the tile is computed
+                in_part = last_key > row
+                counted[i, j] = j <= i - row if in_part else True
+                skipped[i, j] = j <= i and key <= row
+    assert np.array_equal(
+        rules[f"{tile} that are masked in part count queries from the tile's first"], counted
+    )
+    assert np.array_equal(
+        rules[f"{tile} whose first query does not see their first key are skipped"], skipped
+    )
+
+
+def test_the_last_and_first_tiles_of_a_block_are_those_that_loops_find():
+    n, rows, keys = 8, 3, 5
+    visible = np.tri(n, k=-1, dtype=bool)[None, None, None]
+    last, first = kept_tiles(Tiling(n, n, rows, keys), visible, "keys")
+    for i in range(n):
+        row = i - i % rows
+        computed = [
+            key
+            for key in range(0, n, keys)
+            if visible[0, 0, 0, row : row + rows, key : key + keys].any()
+        ]
+        for found, at in ((last, computed[-1:]), (first, computed[:1])):
+            expected = np.isin(np.arange(n) // keys * keys, at)
+            assert np.array_equal(found[0, 0, 0, i], expected)
