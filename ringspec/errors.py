@@ -207,7 +207,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
     names = sorted(known)
     word = name if isinstance(name, str) else shown(name)
     # Letters of a short word are scattered over any long name: 'nope' is half of 'sink-dropped'.
-    similar = [one for one in names if len(one) <= 2 * len(word)]
+    similar = [one for one in names if len(one) <= 2 * len(word) or one.startswith(word)]
     close = difflib.get_close_matches(word, similar, n=1, cutoff=0.5)
     if close or len(names) == 1:
         return f"write {(close or names)[0]!r}"

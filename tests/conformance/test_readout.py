@@ -376,7 +376,7 @@ def test_a_known_bug_has_its_name_and_link_beside_the_sentence():
     assert printed.output.split()[2:] == shown.split()[2:]
     text = " ".join(printed.output.split())
     assert "dk and dv are added to those of the next step's visitor." in text
-    assert "every number in 4 of the 4 problems that failed" in text and "[dkv-not-home]" in text
+    assert "every number in 5 of the 5 problems that failed" in text and "[dkv-not-home]" in text
 
 
 def test_a_right_target_ends_with_0_and_json_says_what_was_read():

@@ -427,6 +427,8 @@ def is_local(reader: Reader, kind: Kind, choices: Choices) -> bool:
 
     ``choices`` are those with the faults found so far.
     """
+    if "delta" in kind.slots and len(kind.slots) > 1:
+        return False  # delta adds up the other pairs, which such a kind changes as well
     slots = OF_WHOLE if names_of(kind) <= OF_GRADIENTS else (*OF_WHOLE, *OF_ROW)
     right = reader.model.right
     return all(choices.in_kernel(kernel)[x] is right[x] for kernel in KERNELS for x in slots)

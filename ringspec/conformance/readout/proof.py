@@ -15,7 +15,7 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.problems import Problem
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
-from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, told
+from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, accounts, told
 
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
@@ -155,22 +155,32 @@ def unrefuted(
     ``right``: these problems, with the results of their two calls. If nothing else explains the problems that failed, the
     faults are told, and so is where they do not hold.
     """
-    batches = all(BATCHES in one.problem for one in readings)  # whose heads are batch entries
-    if batches or not any(one.explained for one in readings):
+    if all(BATCHES in one.problem for one in readings) or not any(x.explained for x in readings):
         return told(readings)
     proofs = [
         (problem.id, Replayed(problem.proof, outputs[1]))
         for problem, outputs in right
         if expressible(problem.proof) and BATCHES not in problem.id
     ]
-    # A batch that the faults of another problem explain says nothing about which of these faults it is.
-    own = [one for one in readings if one.evaluations or BATCHES not in one.problem]
+    # Batches that the faults of another problem explain say nothing about which of these faults it is.
+    batches = [one for one in readings if not one.evaluations and BATCHES in one.problem]
+    own = [one for one in readings if one not in batches]
     found = told([without_refuted(one, [proof for _, proof in proofs]) for one in own])
+    also = [one.problem for one in batches if has_all(found, one)]
+    found = dataclasses.replace(found, explained=(*found.explained, *also))
     against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
     if not against:
         return found
     said = f"This does not hold in {', '.join(against)}, whose results are right."
     return dataclasses.replace(found, sentences=(*found.sentences, said))
+
+
+def has_all(found: Told, reading: Reading) -> bool:
+    """Return whether a reading explains its problem by the faults that are told."""
+    return bool(found.faults) and all(
+        accounts(phase, [one for one in found.faults if one.phase == phase], reading)
+        for phase in ("forward", "backward")
+    )
 
 
 def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:
