@@ -15,7 +15,7 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.problems import Problem
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
-from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, accounts, told
+from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, told
 
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
@@ -162,12 +162,9 @@ def unrefuted(
         for problem, outputs in right
         if expressible(problem.proof) and BATCHES not in problem.id
     ]
-    # Batches that the faults of another problem explain say nothing about which of these faults it is.
-    batches = [one for one in readings if not one.evaluations and BATCHES in one.problem]
-    own = [one for one in readings if one not in batches]
+    # Batches that the faults of another problem explain say nothing about which of these faults it is; see with_batches.
+    own = [one for one in readings if one.evaluations or BATCHES not in one.problem]
     found = told([without_refuted(one, [proof for _, proof in proofs]) for one in own])
-    also = [one.problem for one in batches if has_all(found, one)]
-    found = dataclasses.replace(found, explained=(*found.explained, *also))
     against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
     if not against:
         return found
@@ -175,12 +172,18 @@ def unrefuted(
     return dataclasses.replace(found, sentences=(*found.sentences, said))
 
 
-def has_all(found: Told, reading: Reading) -> bool:
-    """Return whether a reading explains its problem by the faults that are told."""
-    return bool(found.faults) and all(
-        accounts(phase, [one for one in found.faults if one.phase == phase], reading)
-        for phase in ("forward", "backward")
-    )
+def with_batches(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:
+    """Count the problems about batches, of those that failed, whose results the told faults give."""
+    named = {*found.explained, *found.others}
+    also = [
+        problem.id
+        for problem, outputs in problems
+        if found.faults
+        and BATCHES in problem.id
+        and problem.id not in named
+        and explains(found, (problem.call, problem.proof), outputs)
+    ]
+    return dataclasses.replace(found, explained=(*found.explained, *also))
 
 
 def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:

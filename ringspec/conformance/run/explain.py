@@ -30,7 +30,13 @@ from ringspec.conformance.readout.problems import (
     problems_for,
     settings_for,
 )
-from ringspec.conformance.readout.proof import of_tiles, read_as, read_proven, unrefuted
+from ringspec.conformance.readout.proof import (
+    of_tiles,
+    read_as,
+    read_proven,
+    unrefuted,
+    with_batches,
+)
 from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.told import Told, lists_pairs
@@ -205,6 +211,7 @@ def explanation(
     wrong = [one for one in runs if one.reading is not None and not one.right]
     readings = [one.reading for one in wrong if one.reading is not None]
     found = unrefuted(readings, [(one.problem, one.outputs) for one in runs if one.right])
+    found = with_batches(found, [(one.problem, one.outputs) for one in wrong])
     known = known_bug(target, found, wrong)
     if known is not None and made_of != RING and OF_A_RING.search(known["title"]):
         known = None
