@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ringspec.cli import main
+from ringspec.cli.views.explain import lines
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.readout import backward_search, forward_search, geometry
 from ringspec.conformance.readout.backward_search import explain_backward
@@ -384,6 +385,16 @@ def test_a_right_target_ends_with_0_and_json_says_what_was_read():
     found = json.loads(printed.output)
     assert printed.exit_code == 0 and found["right"] and not found["sentences"]
     assert {one["right"] for one in found["problems"]} == {True}
+
+
+def test_a_right_target_is_told_which_of_its_claims_no_problem_reads():
+    """A direction of -1 and a scale of the caller's own could be ignored in every problem."""
+    claims = {"directions": (1, -1), "features": ("scale",), "circulations": ("kv",)}
+    claims |= {"layouts": ("contiguous",), "masks": ("causal",)}
+    told = explain_target(Claiming(REFERENCES["float32"], **claims))
+    assert told.right and told.claimed_not_read == {"directions": (-1,), "features": ("scale",)}
+    text = " ".join(lines("mine", "mine", told))
+    assert "claimed, but not read: directions -1; features scale. ringspec check tests" in text
 
 
 def test_a_target_without_a_ring_that_can_be_read_is_told_why():

@@ -50,7 +50,12 @@ def lines(name: str, spec: str, told: Explained, thorough: bool = False) -> list
     if told.right:
         count = len(told.runs)
         problems = "1 problem" if count == 1 else f"{count} problems"
-        return [*found, f"computes what the definition says, in {problems}"]
+        found.append(f"computes what the definition says, in {problems}")
+        if told.claimed_not_read:
+            kinds = told.claimed_not_read.items()
+            left = "; ".join(f"{kind} {', '.join(map(str, values))}" for kind, values in kinds)
+            found.append(f"claimed, but not read: {left}. ringspec check tests them.")
+        return found
     found += told.sentences
     found += [f"Another change gives the same results: {one}" for one in told.alternatives]
     count = len(told.told.explained) + len(told.told.others)

@@ -8,8 +8,8 @@ that computes only single blocks is read first as one block, and then as a ring 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringspec.conformance.cases.model import Outputs
@@ -40,8 +40,11 @@ from ringspec.conformance.readout.proof import (
 from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.told import Told, lists_pairs
+from ringspec.conformance.report.coverage import coverage_of, used_by
+from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
 from ringspec.conformance.run.call import Stop, ask, outputs_of
+from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
@@ -49,6 +52,7 @@ from ringspec.conformance.target.protocol import Target
 # searches of a problem get what those of earlier problems left; LEAST if that is less, or if one was not explained.
 EVALUATIONS_OF_ALL, EVALUATIONS_OF_ONE, LEAST = 20_000.0, 11_000.0, 1_000.0
 THOROUGH = 3.0  # times as many evaluations in a thorough search
+TOLD_IF_NOT_READ = ("layouts", "circulations", "directions", "masks", "features")
 BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
 
 
@@ -76,7 +80,7 @@ class Explained:
     ``told``: the explanation. ``known``: id, title and links of the known bug with the same results; None if no known
     bug has them. ``unread``: why no problem could be run; '' otherwise. ``made_of``: 'ring'; 'dense' if the target
     claims only rings of one worker; 'block' if it claims only single blocks. ``notes``: sentences about rows of a block
-    without a visible key.
+    without a visible key. ``claimed_not_read``: claimed values that no problem uses, by kind of claim.
     """
 
     runs: tuple[Run, ...]
@@ -85,6 +89,7 @@ class Explained:
     unread: str = ""
     made_of: str = RING
     notes: tuple[str, ...] = ()
+    claimed_not_read: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def wrong(self) -> int:
@@ -138,6 +143,7 @@ class Explained:
             "hint": self.hint,
             "known": self.known,
             "unread": self.unread,
+            "claimed_not_read": {kind: list(x) for kind, x in self.claimed_not_read.items()},
         }
 
 
@@ -158,7 +164,15 @@ def explain_target(target: Target, *, thorough: bool = False) -> Explained:
     settings, reason = settings_for(claims)
     problems = (problem_of(setting, claims) for setting in settings)
     made_of = DENSE if claims.workers == (1,) else RING
-    return explanation(target, runs_of(target, problems, thorough), reason, made_of)
+    found = explanation(target, runs_of(target, problems, thorough), reason, made_of)
+    return dataclasses.replace(found, claimed_not_read=not_read(claims, found.runs))
+
+
+def not_read(claims: Capabilities, runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
+    """Return the claimed values on which no problem's results depend, by kind of claim."""
+    asked = [(one.problem.id, used_by(one.problem.requires, one.problem.asked)) for one in runs]
+    untested = coverage_of(claims, [Record(id, "pass", used=used) for id, used in asked]).untested
+    return {kind: values for kind, values in untested.items() if kind in TOLD_IF_NOT_READ}
 
 
 def explain_block(target: Target, thorough: bool) -> Explained:
