@@ -181,14 +181,15 @@ def read(
     names = [[one.name for one in faults if not is_rounding(one.kind)] for faults in known]
     given = Given(problem, seen, share, proof or {}, names)
     with np.errstate(all="ignore"):  # wrong choices overflow
-        reader, (forward, choices), passed, work = read_forward(given)
-        passes = [passed]
+        reader, (found, choices), forward, work = read_forward(given)
+        backward = None
         if seen.p is not None:
-            passes.append(read_backward(given, reader, choices, forward.whole))
+            backward = read_backward(given, reader, choices, found.whole)
     work += reader.model.evaluations
-    if agrees(results, expected, COARSE) and not all(one.whole for one in passes):
+    whole = forward.whole and (backward is None or backward.whole)
+    if agrees(results, expected, COARSE) and not whole:
         return Reading(problem.id, False, evaluations=work)
-    return Reading(problem.id, False, passes[0], (*passes, None)[1], work)
+    return Reading(problem.id, False, forward, backward, work)
 
 
 @dataclass(frozen=True)

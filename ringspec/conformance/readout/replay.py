@@ -451,9 +451,11 @@ class Numbers:
             p, delta = weights, (given.dy * results["o"]).sum(axis=3)[:, None, ..., None]
         else:
             o, lse = self.saved or (results["o"], first.lse)
-            flat = self.products_with_dy(o, right)
+            every = {c["delta_dims"] for c in (right, of_q, of_kv)}
+            products = {part: self.products_with_dy(o, part) for part in every}
+            flat = products[right["delta_dims"]]
             cores = [
-                core_of_pairs(model, c, first, lse, self.products_with_dy(o, c))
+                core_of_pairs(model, c, first, lse, products[c["delta_dims"]])
                 for c in (of_q, of_kv)
             ]
             shares = self.shares(of_q, of_kv, *cores)
@@ -494,10 +496,10 @@ class Numbers:
                 found.update(dk=stack, dv=next_worker)
         return results, sizes
 
-    def products_with_dy(self, o: Array, c: Choices) -> Array:
-        """Return <dy, o> [a, h, i, (g, x, y)] over the part of the head dimension that ``delta_dims`` selects."""
+    def products_with_dy(self, o: Array, part: tuple[float, float]) -> Array:
+        """Return <dy, o> [a, h, i, (g, x, y)] over a part of the head dimension: where it begins and ends, 0 to 1."""
         assert self.given.dy is not None
-        start, end = (int(x * o.shape[3]) for x in c["delta_dims"])
+        start, end = (int(x * o.shape[3]) for x in part)
         found = np.einsum("ahid,xgyd->ahigxy", o[..., start:end], self.given.dy[..., start:end])
         return found.reshape(*o.shape[:3], -1)
 

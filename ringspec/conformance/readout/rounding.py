@@ -20,17 +20,14 @@ from ringspec.formats import load, round_to, unit_roundoff
 from ringspec.problem.model import Array, Booleans
 
 LOOSE = 0.02  # relative to the sizes of a number's parts: room for 16-bit partial results and lse
-SUSPECTED = (
-    0.2  # of the numbers that agree loosely, those that do not agree finely, if values are rounded
-)
+# Of the numbers that agree loosely, those that do not agree finely, if values are rounded.
+SUSPECTED = 0.2
 FEW = 20  # from fewer differences, rounding is not recognised
 NARROW = ("bfloat16", "float16")  # every number of the first with few digits is one of the second
 ON_GRID, NEARLY_ALL = 1e-6, 0.98
 OF_DELTA = 1e-6  # absolute error of a delta that is read from dS
-BIASED, DEPENDENT = (
-    0.4,
-    0.4,
-)  # mean / root mean square of differences; their correlation with the logarithm of the value
+# Mean / root mean square of differences; their correlation with the logarithm of the value.
+BIASED, DEPENDENT = 0.4, 0.4
 MOST_UNITS = 4  # the largest difference that several roundings give, in unit roundoffs
 ROUNDED, CUT, COARSE = "rounded to", "cut, not rounded, to", "only about as precise as"
 WORDS = (ROUNDED, CUT, COARSE)
