@@ -13,6 +13,7 @@ from ringspec.conformance.readout.choices import (
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import (
     GRADIENTS,
+    OWN_SCALE,
     Kind,
     at_counts,
     factors,
@@ -115,6 +116,10 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         for names in GRADIENTS:
             cost = 1.15 if len(names) > 1 else 1.0 if value == 2 else 1.2
             yield Kind(f"{listing(names)} {verb(names)} {words}", at_counts(names, value), cost)
+    usual = dict(factors(geometry, distinct)).get(OWN_SCALE)
+    if usual is not None:
+        everywhere = (("times", usual), *at_counts(("dq", "dk"), usual))
+        yield Kind("the scale is 1/sqrt(D), not the one that is given", everywhere, 1.0)
     for names in GRADIENTS:
         shares = "the share" if len(names) == 1 else "the shares"
         yield Kind(

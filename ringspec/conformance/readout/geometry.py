@@ -32,6 +32,7 @@ class Geometry:
     ``dropout``: dropout_p and dropout_seed; the seed is None if the call has the mask.
     ``padding``: the slots without a token, counted over all workers. Their position is -1.
     ``batches``: whether the heads are the batch entries of a call with one head.
+    ``usual_scale``: 1/sqrt(D), which is the scale unless the call gives another one; None stands for the scale.
     """
 
     workers: int
@@ -53,6 +54,7 @@ class Geometry:
     dropout: tuple[float, int | None] | None = None
     padding: tuple[int, ...] = ()
     batches: bool = False
+    usual_scale: float | None = None
 
     @property
     def slots(self) -> int:

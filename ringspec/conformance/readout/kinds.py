@@ -61,9 +61,13 @@ class Fault:
         return choices
 
 
+OWN_SCALE = "multiplied by 1/sqrt(D), not by the scale that is given"
+
+
 def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
     """Return the factors that a kernel may apply by mistake, with words that follow 'is' or 'are'."""
     scale, W, group = geometry.scale, geometry.workers, geometry.group
+    usual = (geometry.usual_scale or scale) / scale
     numbers = {3, W, W + 1, group} if distinct else set(range(3, max(W + 2, group + 1, 9)))
     return [
         ("too large by a factor of 2", 2.0),
@@ -75,6 +79,7 @@ def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
         ("multiplied by the scale twice", scale),
         ("multiplied by the square root of the scale", scale**-0.5),
         ("multiplied by the scale and divided by ln 2", scale / LN2),
+        *(((OWN_SCALE, usual),) if usual != 1 or not distinct else ()),
         *((f"too large by a factor of {x}", float(x)) for x in sorted(numbers - {1, 2})),
         *((f"divided by {x}", 1.0 / x) for x in sorted(numbers - {1, 2})),
     ]

@@ -43,6 +43,7 @@ CAUSAL, WINDOWS = ("causal", "window", "documents", *FEATURES), ("window", "band
 SOFTCAP = 4.5  # the largest scores are 6
 DROPOUT = 0.375, 20240230  # dropout_p, and a dropout_seed with which every query keeps a key
 WORKERS, SLOTS, MOST_SLOTS = 3, 8, 16
+ODD_SLOTS = 11  # with it, tiles of any size but 11 are cut short at the end of a shard
 WINDOW = (5, 2)  # beside a causal mask; without one, by layout:
 BANDS = {"contiguous": (5, 2), "zigzag": (5, 0), "striped": (5, 2)}
 LAYOUTS = ("contiguous", "zigzag", "striped")
@@ -53,8 +54,12 @@ DTYPES = {"float32": "f32", "float64": "f64", "float16": "fp16", "bfloat16": "bf
 # Relative to the sizes of a number's parts. Those of 16-bit formats leave room for 16-bit partial results and lse.
 COARSE = 0.05
 PROOF_DIM = 12  # no power of two, whose scale would hide in another factor
+SCALE = (
+    0.21  # of the settings with a scale of their own: 1/sqrt(D) of no head dimension that is used
+)
 REASON = "Results that spell out the weight of each pair of tokens."
 Asked = tuple[Case, Call]
+BACKWARDS = "backwards"  # in the id of a problem with direction -1
 HEAD_DIMENSION = "a head dimension"
 OF_SHAPE = (HEAD_DIMENSION, "at most")
 TOLERANCES = {"float64": 2e-4, "float32": 2e-4, "float16": 0.02, "bfloat16": COARSE}
@@ -67,7 +72,7 @@ class Setting:
     ``mask`` is 'causal', 'full', 'window' (a window and a causal mask) or 'band' (a window alone). ``circulation`` ''
     is the first of 'kv', 'q', 'gather' that the target claims. ``group`` is the number of query heads per key head.
     ``workers`` and ``group`` None are 3 and 2 if the target claims these numbers, and otherwise a number that it
-    claims. ``narrow``: the inputs have 16 bits.
+    claims. ``narrow``: the inputs have 16 bits. ``scaled``: the call gives a scale, which is not 1/sqrt(D).
     """
 
     mask: str
@@ -77,15 +82,19 @@ class Setting:
     workers: int | None = None
     group: int | None = None
     narrow: bool = False
+    scaled: bool = False
+    slots: int | None = None
 
     @property
     def id(self) -> str:
         """The id of the case with this setting, such as 'readout/causal-contiguous-kv'."""
         parts = [self.mask, self.layout, *([self.circulation] if self.circulation else [])]
-        parts += ["backwards"] if self.direction < 0 else []
+        parts += [BACKWARDS] if self.direction < 0 else []
         parts += [] if self.workers is None else [f"w{self.workers}"]
         parts += [] if self.group is None else [f"ratio{self.group}"]
-        return "readout/" + "-".join(parts + (["16bit"] if self.narrow else []))
+        parts += [] if self.slots is None else [f"n{self.slots}"]
+        parts += (["16bit"] if self.narrow else []) + (["scale"] if self.scaled else [])
+        return "readout/" + "-".join(parts)
 
 
 def usual_settings() -> Iterator[Setting]:
@@ -105,9 +114,10 @@ def usual_settings() -> Iterator[Setting]:
 
 
 def other_settings() -> Iterator[Setting]:
-    """Yield settings that show faults of the other direction, of rounding, of more workers and of other head counts."""
+    """Yield settings for the other direction, rounding, a scale of their own, more workers and other head counts."""
     for circulation in CIRCULATIONS[:2]:
         yield Setting("causal", LAYOUTS[0], circulation, direction=-1)
+    yield Setting("causal", LAYOUTS[0], "", scaled=True)
     yield Setting("causal", LAYOUTS[1], narrow=True)
     yield Setting("causal", LAYOUTS[0], workers=4)
     for group in (1, 4):
@@ -120,6 +130,13 @@ IN_OTHER_LAYOUTS = tuple(
     Setting(feature, layout, "")
     for feature in ("sinks", "bias", "dropout")
     for layout in LAYOUTS[1:]
+)
+# In explain, targets that claim these are read in them, too, whatever the others show.
+OF_CALLS = (
+    Setting("causal", LAYOUTS[0], "", direction=-1),
+    Setting("causal", LAYOUTS[1], "", direction=-1),
+    Setting("causal", LAYOUTS[0], "", scaled=True),
+    Setting("causal", LAYOUTS[0], "", slots=ODD_SLOTS),
 )
 # Those that a kernel with large tiles gets, too: their exact truth takes seconds.
 IN_TILES = tuple(
@@ -174,7 +191,8 @@ class Problem:
 def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
     """Return the settings of the problems for a target with these claims; if there are none, also the reason.
 
-    Those with documents and with other features come last. Sinks, a bias and dropout are read in at most two layouts.
+    Those of the other direction, of a given scale, of an odd length, with documents and with other features come last, in this order.
+    Sinks, a bias and dropout are read in at most two layouts.
     """
     found: dict[str, list[Setting]] = {}
     reasons = []
@@ -191,7 +209,12 @@ def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
     last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
     chosen = [*others[: MOST - min(len(windows), MOST_WINDOWS)], *windows][:MOST]
     in_layouts = chain(*(settings[:2] for settings in features))
-    return [*chosen, *packed[:1], *in_layouts], "" if found else f"it needs {last}"
+    of_calls = [
+        one
+        for one in OF_CALLS
+        if not (unclaimed(one, claims) or isinstance(shape_for(claims, one), str))
+    ]
+    return [*chosen, *of_calls, *packed[:1], *in_layouts], "" if found else f"it needs {last}"
 
 
 def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
@@ -248,6 +271,7 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         not in (claims.circulations or ("kv",)),
         f"direction {setting.direction}": setting.direction not in (claims.directions or (1,))
         and (setting.direction == -1 or -1 not in (claims.directions or ())),
+        "feature scale": setting.scaled and "scale" not in claims.features,
         "a batch of 1": claims.batch is not None and 1 not in claims.batch,
         f"a batch of {BATCH}": setting.mask == "batches"
         and claims.batch is not None
@@ -320,7 +344,10 @@ def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
     if multiple > MOST_SLOTS and (multiple % SLOTS or setting not in IN_TILES):
         return f"at most {MOST_SLOTS} tokens on a worker"
     spread = multiple // SLOTS if multiple > MOST_SLOTS else 1
+    if setting.slots is not None and setting.slots % multiple:
+        return f"{setting.slots} tokens on a worker"
     sizes = (SLOTS,) if spread > 1 else (-(-SLOTS // multiple) * multiple, max(multiple, 4))
+    sizes = sizes if setting.slots is None else (setting.slots,)
     for slots in dict.fromkeys(sizes):
         for heads in several_heads:
             least = (heads + 1) * workers * slots + (spread > 1)
@@ -351,7 +378,7 @@ def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geomet
         {"window": WINDOW, "band": BANDS.get(layout)}.get(mask),
         shape.heads,
         shape.group,
-        shape.dim**-0.5,
+        SCALE if setting.scaled else shape.dim**-0.5,
         documents=documents(table.size) if mask == "documents" else None,
         softcap=SOFTCAP if mask == "softcap" else None,
         dlse=mask == "dlse",
@@ -360,12 +387,14 @@ def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geomet
         dropout=DROPOUT if mask == "dropout" else None,
         padding=tuple(np.flatnonzero(table < 0).tolist()),
         batches=mask == "batches",
+        usual_scale=shape.dim**-0.5,
     )
 
 
-def terms_of(geometry: Geometry, claims: Capabilities) -> dict[str, Any]:
-    """Return the terms of the calls of a problem, apart from the scale."""
+def terms_of(setting: Setting, geometry: Geometry, claims: Capabilities) -> dict[str, Any]:
+    """Return the terms of the calls of a problem, apart from a scale of 1/sqrt(D)."""
     every: dict[str, Any] = {
+        "scale": SCALE if setting.scaled else None,
         "causal": geometry.causal or None,
         "window": geometry.window,
         "cu_seqlens": geometry.documents and (*geometry.documents, geometry.tokens),
@@ -390,7 +419,7 @@ def problem(setting: Setting, storage: str, shape: Shape, claims: Capabilities) 
     id, geometry = setting.id, geometry_for(setting, shape, claims)
     layout, circulation, direction = geometry.layout, geometry.circulation, geometry.direction
     pairs = pairs_of(geometry, shape.dim)
-    terms = terms_of(geometry, claims)
+    terms = terms_of(setting, geometry, claims)
 
     def asked(id: str, dim: int, inputs: Mapping[str, Array] | None, spread: int = 1) -> Asked:
         """Return a case and its call, with inputs [W, heads, n, dim]; None: random inputs.

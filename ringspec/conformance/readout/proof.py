@@ -12,13 +12,18 @@ from collections.abc import Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
-from ringspec.conformance.readout.problems import Problem
+from ringspec.conformance.readout.problems import BACKWARDS, ODD_SLOTS, SLOTS, Problem
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, told
 
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
+# Parts of the ids of problems, and what is said of faults that show in no other problems.
+SHOWN_ONLY = {
+    f"-{BACKWARDS}": "This holds with direction -1 alone; the same problems with direction 1 are right.",
+    f"-n{ODD_SLOTS}": f"This shows with {ODD_SLOTS} tokens on a worker, where tiles are cut short, and not with {SLOTS}.",
+}
 NOT_PROVED = "a change that gives the numbers of this readout was found, but it does not give those of random inputs"
 
 
@@ -168,8 +173,19 @@ def unrefuted(
     against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
     if not against:
         return found
-    said = f"This does not hold in {', '.join(against)}, whose results are right."
-    return dataclasses.replace(found, sentences=(*found.sentences, said))
+    return dataclasses.replace(found, sentences=(*found.sentences, *does_not_hold(found, against)))
+
+
+def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
+    """Say in which problems, whose results are right, the faults do not hold."""
+    said = []
+    for part, words in SHOWN_ONLY.items():
+        if all(part in id for id in found.explained) and any(part not in id for id in against):
+            said.append(words)
+            against = [id for id in against if part in id]
+    if against:
+        said.append(f"This does not hold in {', '.join(against)}, whose results are right.")
+    return tuple(said)
 
 
 def with_batches(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:

@@ -277,6 +277,7 @@ def given_of(call: Call, entry: int, travels: str) -> Given:
         "bias" in call.tensors,
         dropout,
         () if call.index_q is None else tuple(np.flatnonzero(call.index_q < 0).tolist()),
+        usual_scale=q.shape[3] ** -0.5,
     )
     columns = call.index_k.ravel()
     bias, keep = (
