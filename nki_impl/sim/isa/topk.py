@@ -76,7 +76,7 @@ def _check(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int) -> tu
         )
     for given, operand in ((val_dst, "val_dst"), (idx_dst, "idx_dst")):
         if given.shape != (partitions, k):
-            raise ShapeError(operand, (partitions, k), given.shape, "allocate both alike")
+            raise ShapeError(operand, f"{partitions} x {k}", given.shape, "allocate both alike")
     return partitions, k
 
 
