@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ringspec.conformance.readout.merge_formulas import LSES_MERGED, WEIGHTS
 from ringspec.conformance.readout.problems import Setting, problem_of
 from ringspec.conformance.readout.product_kinds import kept_tiles
 from ringspec.conformance.readout.rounding import Values, how_rounded, is_rounding
@@ -27,6 +28,8 @@ class Ring:
     ``stale``: lse has the maximum from before the last tile of keys. ``uncleared``: the m and l of a tile of queries
     stay for the next. ``first_head``: which head's lse is used. ``half``: delta over half of the dimension.
     ``last_dq``: each tile of keys overwrites the dq of its block. ``rounded``: the results rounded to bfloat16.
+    ``merge``: the merged lse as a function of the running one and of the block's, from which the weights are also taken.
+    ``given``: the returned lse as a function of the row's maximum and sum.
     ``row_from``: queries are counted from the tile's first in the mask of the backward pass. ``dv_times``: a factor on dv.
     """
 
@@ -95,6 +98,22 @@ class Ring:
                     for x, one in zip(of_block, each, strict=True)
                 )
             )
+            if self.has("merge"):
+                o[r], lse[r] = each[r]
+                for o_b, lse_b in each[:r][::-1]:  # in the order of the steps
+                    new = self.faults["merge"](lse[r], lse_b)
+                    o[r] = (
+                        np.exp(lse[r] - new)[..., None] * o[r]
+                        + np.exp(lse_b - new)[..., None] * o_b
+                    )
+                    lse[r] = new
+            if self.has("given"):
+                visible = np.tri(n, (r + 1) * n, r * n, dtype=bool)
+                s = np.where(visible, q[r] @ np.concatenate(k[: r + 1], 1).swapaxes(1, 2), -np.inf)
+                top = s.max(axis=2)
+                lse[r] = self.faults["given"](top, np.exp(s - top[..., None]).sum(axis=2)).astype(
+                    np.float32
+                )
         if "o" in self.faults.get("rounded", ()):
             o = [narrow(x) for x in o]
         found = self.backward(q, k, v, dy, o, lse)
@@ -163,6 +182,40 @@ def test_a_right_kernel_in_tiles_is_right():
 )  # fmt: skip
 def test_a_fault_inside_the_blocks_is_read(faults, said):
     assert any(said in kinds for kinds in kinds_read(**faults))
+
+
+MERGED = {
+    "the larger of the two + log(1 + exp(lse_block - lse_old)), not log": lambda x, y: np.maximum(x, y) + np.log1p(np.exp(y - x)),
+    "the smaller of the two, not": np.minimum,
+    "the logarithm of the mean": lambda x, y: np.log((np.exp(x) + np.exp(y)) / 2),
+    "lse_block + log(1 + exp(-abs(": lambda x, y: y + np.log1p(np.exp(-np.abs(x - y))),
+}  # fmt: skip
+GIVEN = {
+    "the maximum in lse is in base 2 (not multiplied by ln 2)": lambda m, l: m / np.log(2) + np.log(l),
+    "the log l in lse is multiplied by ln 2": lambda m, l: m + np.log(2) * np.log(l),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", MERGED)
+def test_a_wrong_formula_of_the_merged_lse_is_read(words):
+    forward, *_ = kinds_read(merge=MERGED[words])
+    assert any(x.startswith(f"lse becomes {words}") and "relative to it" in x for x in forward)
+
+
+@pytest.mark.parametrize("words", GIVEN)
+def test_a_returned_lse_with_a_part_in_the_wrong_base_is_read(words):
+    forward, *_ = kinds_read(given=GIVEN[words])
+    assert any(x.startswith(words) for x in forward)
+
+
+def test_each_wrong_formula_of_a_merge_differs_from_the_others():
+    x, y = np.random.default_rng(3).normal(size=(2, 40))
+    right = np.log(np.exp(x) + np.exp(y))
+    lses = {name: formula(x, y) for name, (_, formula) in LSES_MERGED.items()}
+    weights = {name: np.stack(formula(x, y, right)) for name, (_, formula) in WEIGHTS.items()}
+    for found, correct in ((lses, right), (weights, np.exp(np.stack([x, y]) - right))):
+        for one, other in itertools.combinations([("right", correct), *found.items()], 2):
+            assert not np.allclose(one[1], other[1], rtol=0, atol=1e-5), (one[0], other[0])
 
 
 def test_a_rounded_tensor_does_not_hide_another_fault():

@@ -47,6 +47,7 @@ from nki_impl.sim.isa.search import (
     nonzero_with_count,
 )
 from nki_impl.sim.isa.tensor import nc_matmul, nc_transpose
+from nki_impl.sim.isa.topk import topk
 from nki_impl.sim.isa.vector import (
     memset,
     reciprocal,
@@ -67,5 +68,5 @@ __all__ = [
     "reciprocal", "reduce_cmd", "register_alloc", "register_load", "register_move", "register_store",
     "scalar_engine", "scalar_load", "scalar_store", "scalar_tensor_tensor", "select_reduce", "sendrecv", "tensor_copy", "tensor_copy_predicated",
     "tensor_engine", "tensor_partition_reduce", "tensor_reduce", "tensor_scalar",
-    "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "unknown_engine", "vector_engine",
+    "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "topk", "unknown_engine", "vector_engine",
 ]  # fmt: skip

@@ -50,6 +50,8 @@ LSES_GIVEN = (
     "right", "maximum", "log l", "base 2", "last block", "first block", "log2 l", "base 2 twice", "times ln 2",
     "negative", "last maximum", "before the last merge", "l", "twice the maximum", "scaled maximum",
     "unscaled maximum", "maximum plus l", "maximum minus log l", "first maximum",
+    "maximum in base 2", "maximum times ln 2", "unscaled maximum in base 2", "log l times ln 2", "log1p l", "old maximum", "old l",
+    "last l", "times scale", "divided by scale",
 )  # fmt: skip
 LSES = (
     "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "first block", "so far",

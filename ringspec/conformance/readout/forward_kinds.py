@@ -50,6 +50,16 @@ LSE_GIVEN_WORDS = {
     "maximum plus l": "lse is the maximum plus l, not plus log l",
     "maximum minus log l": "lse is the maximum minus log l, not plus log l",
     "first maximum": "lse is the maximum of the first block, not the running one, plus log l",
+    "maximum in base 2": "the maximum in lse is in base 2 (not multiplied by ln 2), and log l is natural",
+    "maximum times ln 2": "the maximum in lse is multiplied by ln 2, and log l is not",
+    "unscaled maximum in base 2": "the maximum in lse is divided by ln 2 and not scaled",
+    "log l times ln 2": "the log l in lse is multiplied by ln 2, and the maximum is not",
+    "log1p l": "lse is the maximum plus log(1 + l)",
+    "old maximum": "the maximum in lse is the one before the last block was merged (o and l are correct)",
+    "old l": "the l in lse is the one before the last block was merged (o and the maximum are correct)",
+    "last l": "the l in lse is that of only the last block",
+    "times scale": "lse is multiplied by the scale",
+    "divided by scale": "lse is divided by the scale",
 }
 
 
@@ -138,7 +148,7 @@ def merge_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
         elif number:
             words = merges.WRONG[name]
             yield Kind(words, (("merge", number),))
-            if not (geometry.sees_all and distinct):
+            if not distinct or (not geometry.sees_all and merges.depends_on_empty(name, geometry)):
                 more = f"{words}, and blocks without a visible pair are merged too"
                 yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
             if name == "replaced" and not (geometry.sees_all and distinct):

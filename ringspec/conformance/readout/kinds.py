@@ -13,7 +13,7 @@ from ringspec.conformance.readout.choices import (
     Choices,
 )
 from ringspec.conformance.readout.geometry import Geometry
-from ringspec.conformance.readout.merges import LN2
+from ringspec.conformance.readout.merge_formulas import LN2
 from ringspec.conformance.readout.places import Place
 
 

@@ -6,18 +6,26 @@ maximum of a row's scores, l the sum of their exponentials relative to m, and o 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry
+from ringspec.conformance.readout.merge_formulas import LN2, LSES_MERGED, TOO, WEIGHTS
 from ringspec.problem.model import Array
 from ringspec.spec.online_softmax import finite_shift
 
-LN2 = math.log(2.0)
 EMPTY = "empty with lse 0"
 # Wrong merges by name, with the words that complete "In the forward pass, ...".
 WRONG = {
+    **{name: words for name, (words, _) in WEIGHTS.items()},
+    **{
+        name: f"lse becomes {words} (the weights of o are correct)"
+        for name, (words, _) in LSES_MERGED.items()
+    },
+    **{
+        f"{name}{TOO}": f"lse becomes {words}, and the weights are relative to it"
+        for name, (words, _) in LSES_MERGED.items()
+    },
+    "lse added": "the lse values of the blocks are added",
     "running not rescaled": "the running o and l are not rescaled when the maximum rises",
     "o not rescaled": "the running o is not rescaled when the maximum rises (l is)",
     "l not rescaled": "the running l is not rescaled when the maximum rises (o is)",
@@ -26,7 +34,6 @@ WRONG = {
     "l of block not rescaled": "the new block's l is not rescaled to the common maximum (o is)",
     "weights swapped": "the two weights of the merge are swapped",
     "o weights swapped": "the two weights of the merge are swapped for o (lse is correct)",
-    "normalised o weights swapped": "the two weights are swapped in a merge of normalised o (lse is correct)",
     "replaced": "the new block's result replaces the running result",
     "last wins": "the new block's o and l replace the running ones, and the maximum is the larger one",
     "first wins": "the new block is dropped in the merge",
@@ -42,19 +49,10 @@ WRONG = {
     "o of block rescaled twice": "the new block's o is rescaled twice to the common maximum (l is once)",
     "l overwritten, o kept": "the new block's l replaces the running l, and its o is dropped",
     "equal weights": "the merge averages all blocks so far with equal weights",
-    "half and half": "the merge averages the running o and the new one with equal weights",
     "exp(lse ln 2)": "the merge weights blocks by 2**lse, where lse is natural",
     "exp(lse / ln 2)": "the merge weights blocks by exp(lse), where lse is in base 2",
-    "added": "normalised results are added without weights",
-    "lse added": "the lse values of the blocks are added",
     "rescaled by l too": "the running o is multiplied by its l once more",
     "normalised as sum": "the block's o, already divided by its l, is merged as if it were not",
-    "block o with weight 1": "the new block's o is added with weight 1",
-    "running o with weight 1": "the running o is not rescaled by exp(lse_old - lse_new); the new block is",
-    "block weighed by the old lse": "the new block has the weight exp(lse_block - lse_old), not exp(lse_block - lse_new)",
-    "sigmoid of the new lse": "the new block has the weight sigmoid(lse_block - lse_new), not sigmoid(lse_block - lse_old)",
-    "larger lse, in the weights too": "lse becomes the larger of the two, and the weights are relative to it, so they add up to more than 1",
-    "larger lse": "lse becomes the larger of the two, not their log-sum-exp",
     "divided at every merge": "o is divided by the running l at every merge, and again at the end",
     "neither rescaled": "neither the running o and l nor the new block's are rescaled to the common maximum",
     "neither o rescaled": "neither the running o nor the new block's is rescaled to the common maximum (l is)",
@@ -77,17 +75,15 @@ WRONG = {
     "only a larger lse": "the new block is merged only where its lse is larger than the running one",
     "only a larger maximum": "the new block is merged only where its maximum is larger than the running one",
     "larger lse wins": "the result with the larger lse replaces the other one",
-    "lse not updated": "lse is not updated by the merge (o is merged correctly with this old lse)",
-    "lse of block": "lse becomes that of the new block (o is merged correctly with it)",
     "o by the first head's factor": "the running o is rescaled by the factor of the first query head of each key head (l is correct)",
     "running by the first head's factor": "the running o and l are rescaled by the factor of the first query head of each key head",
     "o by head 0's factor": "the running o is rescaled by the factor of head 0 (l is correct)",
     "running by head 0's factor": "the running o and l are rescaled by the factor of head 0",
     "weights of other rows": "the weights of a merge are read in the order (token, head) (lse is correct)",
     "l of the group": "the new block's l is summed over the query heads of a key head",
+    "maximum not updated": "the running maximum stays the old one (o and l are rescaled to the common one)",
+    "maximum of block": "the running maximum becomes that of the new block (o and l are rescaled to the common one)",
     EMPTY: "where a row sees no key of the new block, the block's lse is taken for 0",
-    "softplus swapped": "lse becomes lse_old + log(1 + exp(lse_old - lse_block)), with the two exchanged (o is correct)",
-    "softplus swapped, in the weights too": "lse becomes lse_old + log(1 + exp(lse_old - lse_block)), with the two exchanged, and the weights are relative to it",
 }
 MERGES = ("right", *WRONG)
 # Mistakes that are tried in merging tiles of keys, too.
@@ -97,6 +93,7 @@ IN_TILES = (
     "running rescaled inversely", "o rescaled inversely", "running rescaled twice", "o rescaled twice", "sum rescaled",
     "sum of o rescaled", "running, scale lost", "running o, scale lost", "running in base 2", "running in base 2, scale lost",
     "running in base e", "o by the first head's factor", "running by the first head's factor", "equal weights", "l of the group",
+    "maximum not updated", "maximum of block",
 )  # fmt: skip
 # Mistakes that make the result wrong from the first block on.
 AT_FIRST = (
@@ -196,6 +193,9 @@ def merge(
     if kind in FACTORS:
         c_o, e_o, c_l, e_l = (factor(x, c, e, geometry.group) for x in FACTORS[kind])
         return weighed(c_o, e_o, c_l, e_l)
+    if kind in ("maximum not updated", "maximum of block"):
+        _, l, omega = weighed(c, e, c, e)
+        return (m if kind == "maximum not updated" else m_b), l, omega
     if kind in POWERS:
         of, power = POWERS[kind]
         exponent = power * geometry.scale ** {"lost": -1, "twice": 1}.get(kind.split()[-1], 0)
@@ -212,6 +212,25 @@ def merge(
         omega[t] = e
         return new_m, c * l + e * l_b, omega
     return normalised(kind, m, l, omega, m_b, l_b, t)
+
+
+def depends_on_empty(name: str, geometry: Geometry) -> bool:
+    """Return whether a mistake gives another result than a correct merge where one of the two parts has no visible key."""
+    rows = (geometry.heads, geometry.slots)
+    full, empty = (np.zeros(rows), np.full(rows, 2.0)), (np.full(rows, -np.inf), np.zeros(rows))
+    for (m, l), (m_b, l_b) in ((full, empty), (empty, full)):
+        omega = np.stack([l, np.zeros(rows)])
+        with np.errstate(all="ignore"):
+            both = [merge(x, m, l, omega, m_b, l_b, 1, geometry) for x in ("right", name)]
+            (lse, weights), (other_lse, other_weights) = (
+                (m + np.log(l), omega / np.where(l == 0, 1.0, l)) for m, l, omega in both
+            )
+        if not (
+            np.allclose(lse, other_lse, equal_nan=True)
+            and np.allclose(weights, other_weights, equal_nan=True)
+        ):
+            return True
+    return False
 
 
 def normalised(
@@ -237,48 +256,25 @@ def normalised(
         return mixed(reordered(np.exp(lse - new)), reordered(np.exp(lse_b - new)))
     if kind == "equal weights":
         return mixed(t * one / (t + 1), one / (t + 1))
-    if kind == "normalised o weights swapped":
-        return mixed(np.exp(lse_b - new), np.exp(lse - new))
-    if kind == "half and half":
-        return mixed(one / 2, one / 2)
-    if kind == "added":
-        return mixed(one, one)
-    if kind == "running o with weight 1":
-        return mixed(one, np.exp(lse_b - new))
-    if kind == "block weighed by the old lse":
-        return mixed(np.exp(lse - new), np.exp(lse_b - lse))
-    if kind == "sigmoid of the new lse":
-        weight = 1 / (1 + np.exp(new - lse_b))
-        return mixed(1 - weight, weight)
-    if kind == "larger lse, in the weights too":
-        larger = np.maximum(lse, lse_b)
-        return mixed(np.exp(lse - larger), np.exp(lse_b - larger), larger)
-    if kind == "larger lse":
-        return mixed(np.exp(lse - new), np.exp(lse_b - new), np.maximum(lse, lse_b))
+    if kind in WEIGHTS:
+        return mixed(*WEIGHTS[kind][1](lse, lse_b, new))
+    plain = kind.removesuffix(TOO)
+    if plain in LSES_MERGED:
+        merged = LSES_MERGED[plain][1](lse, lse_b)
+        used = new if kind == plain else merged
+        return mixed(np.exp(lse - used), np.exp(lse_b - used), merged)
     if kind in ("only a larger lse", "only a larger maximum", "larger lse wins"):
         larger = m_b > m if kind == "only a larger maximum" else lse_b > lse
         w = np.where(larger, 0.0 if kind == "larger lse wins" else np.exp(lse - new), one)
         w_b = np.where(larger, one if kind == "larger lse wins" else np.exp(lse_b - new), 0.0)
         top = lse_b if kind == "larger lse wins" else new
         return mixed(w, w_b, np.where(larger, top, lse))
-    if kind in ("lse not updated", "lse of block"):
-        return mixed(
-            np.exp(lse - new), np.exp(lse_b - new), lse_b if kind == "lse of block" else lse
-        )
-    if kind.startswith("softplus swapped"):
-        swapped = lse + np.logaddexp(0.0, lse - lse_b)
-        used = swapped if kind.endswith("too") else new
-        return mixed(np.exp(lse - used), np.exp(lse_b - used), swapped)
-    if kind == "lse added":
-        return mixed(np.exp(lse - new), np.exp(lse_b - new), lse + lse_b)
     if kind in ("exp(lse ln 2)", "exp(lse / ln 2)"):
         power = LN2 if kind == "exp(lse ln 2)" else 1 / LN2
         wrong = np.logaddexp(power * lse, power * lse_b)
         return mixed(np.exp(power * lse - wrong), np.exp(power * lse_b - wrong), wrong / power)
-    if kind == "rescaled by l too":
-        return mixed(np.exp(lse - new) * l, np.exp(lse_b - new))
-    assert kind == "block o with weight 1", kind
-    return mixed(np.exp(lse - new), one)
+    assert kind == "rescaled by l too", kind
+    return mixed(np.exp(lse - new) * l, np.exp(lse_b - new))
 
 
 def factor(name: str, c: Array, e: Array, group: int) -> Array:

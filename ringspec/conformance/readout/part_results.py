@@ -20,6 +20,14 @@ PLAIN = {
     "log2 l": "is the maximum plus log2 l",
     "scaled maximum": "has a maximum that is multiplied by the scale again",
     "unscaled maximum": "has a maximum that is not scaled",
+    "maximum in base 2": "has a maximum in base 2 (not multiplied by ln 2), and a natural log l",
+    "maximum times ln 2": "has a maximum that is multiplied by ln 2, and a log l that is not",
+    "unscaled maximum in base 2": "has a maximum that is divided by ln 2 and not scaled",
+    "log l times ln 2": "has a log l that is multiplied by ln 2, and a maximum that is not",
+    "maximum plus l": "is the maximum plus l, not plus log l",
+    "maximum minus log l": "is the maximum minus log l, not plus log l",
+    "log1p l": "is the maximum plus log(1 + l)",
+    "sum": "is l, not the maximum plus log l",
 }
 OF_HEADS = {
     "first head": "is that of the first query head of each key head",

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ringspec.conformance.readout.choices import FINISHES, LSES_GIVEN, Choices, components
-from ringspec.conformance.readout.merges import LN2
+from ringspec.conformance.readout.merge_formulas import LN2
 from ringspec.conformance.readout.model.arrays import (
     chosen,
     log_of,
@@ -104,8 +104,11 @@ def forward_pass(model: Model, c: Choices) -> Forward:
         of = {
             "right": lse, "maximum": run_m, "base 2": lse / LN2, "last block": ends(model, block_lse)[0],
             "negative": -lse, "l": run_l, "first block": ends(model, running)[1], "base 2 twice": lse / LN2 / LN2,
-            "times ln 2": lse * LN2, "before the last merge": log_of(early[1], early[2]),
+            "times ln 2": lse * LN2, "before the last merge": log_of(*early[1:]),
             **maxima(run_m, np.log(nonzero(run_l)), *ends(model, m), model.geometry.scale), "maximum plus l": run_m + run_l,
+            "old maximum": early[1] + np.log(nonzero(run_l)), "old l": run_m + np.log(nonzero(early[2])),
+            "last l": run_m + np.log(nonzero(ends(model, np.where(l == 0, -np.inf, l))[0])), "log1p l": run_m + np.log1p(run_l),
+            "times scale": lse * model.geometry.scale, "divided by scale": lse / model.geometry.scale,
         }  # fmt: skip
         lse = chosen(of_workers(c["lse_out"]), LSES_GIVEN, of)
     if not model.correct(c, "lse_row"):
@@ -180,5 +183,6 @@ def maxima(m: Array, log_l: Array, last: Array, first: Array, scale: float) -> d
     return {
         "log l": log_l, "log2 l": m + log_l / LN2, "last maximum": last + log_l, "first maximum": first + log_l,
         "twice the maximum": 2 * m + log_l, "scaled maximum": scale * m + log_l, "unscaled maximum": m / scale + log_l,
-        "maximum minus log l": m - log_l,
+        "maximum minus log l": m - log_l, "maximum in base 2": m / LN2 + log_l, "maximum times ln 2": m * LN2 + log_l,
+        "unscaled maximum in base 2": m / scale / LN2 + log_l, "log l times ln 2": m + log_l * LN2,
     }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringspec.conformance.readout.merges import LN2
+from ringspec.conformance.readout.merge_formulas import LN2
 from ringspec.conformance.readout.model.arrays import log_of, nonzero
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.part_results import OF_HEADS, PART_LSES, Begins, PartLse
@@ -47,7 +47,10 @@ def wrong_lse(model: Model, one: PartLse, s: Array, m: Array, l: Array) -> Array
         scale = model.geometry.scale
         plain = {
             "divided by ln 2": right / LN2, "times ln 2": right * LN2, "maximum": m, "log l": log_l, "log2 l": m + log_l / LN2,
-            "scaled maximum": scale * m + log_l, "unscaled maximum": m / scale + log_l,
+            "scaled maximum": scale * m + log_l, "unscaled maximum": m / scale + log_l, "maximum in base 2": m / LN2 + log_l,
+            "maximum times ln 2": m * LN2 + log_l, "unscaled maximum in base 2": m / scale / LN2 + log_l,
+            "log l times ln 2": m + log_l * LN2, "maximum plus l": m + l, "maximum minus log l": m - log_l,
+            "log1p l": m + np.log1p(l), "sum": l,
         }  # fmt: skip
         return np.where(l == 0, -np.inf, plain[one.form])
     first, old, last = statistics_of_tiles(model, one, s)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ringspec.conformance.readout.choices import DELTAS, LSES, Choices, components
-from ringspec.conformance.readout.merges import LN2, over_group
+from ringspec.conformance.readout.merge_formulas import LN2
+from ringspec.conformance.readout.merges import over_group
 from ringspec.conformance.readout.model.arrays import chosen, log_of, nonzero
 from ringspec.conformance.readout.model.forward import Forward
 from ringspec.conformance.readout.model.merging import ends
