@@ -377,7 +377,7 @@ def test_a_known_bug_has_its_name_and_link_beside_the_sentence():
     assert printed.output.split()[2:] == shown.split()[2:]
     text = " ".join(printed.output.split())
     assert "dk and dv are added to those of the next step's visitor." in text
-    assert "every number in 5 of the 5 problems that failed" in text and "[dkv-not-home]" in text
+    assert "every number in 6 of the 6 problems that failed" in text and "[dkv-not-home]" in text
 
 
 def test_a_right_target_ends_with_0_and_json_says_what_was_read():
@@ -388,13 +388,68 @@ def test_a_right_target_ends_with_0_and_json_says_what_was_read():
 
 
 def test_a_right_target_is_told_which_of_its_claims_no_problem_reads():
-    """A direction of -1 and a scale of the caller's own could be ignored in every problem."""
-    claims = {"directions": (1, -1), "features": ("scale",), "circulations": ("kv",)}
-    claims |= {"layouts": ("contiguous",), "masks": ("causal",)}
+    """A layout of the caller's own could be ignored in every problem."""
+    claims = {"layouts": ("contiguous", "table"), "masks": ("causal",), "features": ("positions",)}
+    claims |= {"circulations": ("kv",), "directions": (1,)}
     told = explain_target(Claiming(REFERENCES["float32"], **claims))
-    assert told.right and told.claimed_not_read == {"directions": (-1,), "features": ("scale",)}
+    left = {"layouts": ("table",), "features": ("positions",)}
+    assert told.right and told.claimed_not_read == left
     text = " ".join(lines("mine", "mine", told))
-    assert "claimed, but not read: directions -1; features scale. ringspec check tests" in text
+    assert "claimed, but not read: layouts table; features positions. ringspec check tests" in text
+
+
+def doubled(shards):
+    for x in shards:
+        x[...] *= 2
+
+
+class Ignoring:
+    """The float32 reference, which ignores a direction or a scale that a call gives."""
+
+    name = "ignoring"
+
+    def __init__(self, **changes):
+        self.changes = changes
+        self.capabilities = dataclasses.replace(
+            REFERENCES["float32"].capabilities,
+            circulations=("kv",),
+            layouts=("contiguous", "zigzag"),
+            masks=("causal",),
+            features=("scale",),
+            directions=(1, -1),
+        )
+
+    def run(self, call):
+        wrong = "causal" in call.terms and self.changes["given"](call)
+        result = REFERENCES["float32"].run(call)
+        if wrong:
+            self.changes["change"](call, result)
+        return result
+
+
+def test_faults_that_need_direction_minus_1_are_read_and_said_to_need_it():
+    told = explain_target(
+        Ignoring(given=lambda call: call.direction == -1, change=lambda call, r: doubled(r.dk))
+    )
+    assert told.wrong == 2 == len(told.told.explained)
+    assert told.sentences[0] == "In the backward pass, dk is too large by a factor of 2."
+    assert told.sentences[1].startswith("This holds with direction -1 alone")
+
+
+def test_a_scale_that_is_given_and_ignored_is_named():
+    def given(call):
+        return not np.isclose(call.terms["scale"], call.worker("q", 0).shape[3] ** -0.5)
+
+    def usual(call, result):
+        usual = call.worker("q", 0).shape[3] ** -0.5
+        terms = dict(call.terms) | {"scale": usual}
+        right = REFERENCES["float32"].run(dataclasses.replace(call, terms=terms))
+        for name in ("o", "lse", "dq", "dk", "dv"):
+            getattr(result, name)[:] = getattr(right, name)
+
+    told = explain_target(Ignoring(given=given, change=usual))
+    assert told.wrong == 1 == len(told.told.explained)
+    assert any("1/sqrt(D), not by the scale that is given" in one for one in told.sentences)
 
 
 def test_a_target_without_a_ring_that_can_be_read_is_told_why():

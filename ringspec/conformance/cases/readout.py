@@ -53,7 +53,7 @@ def case_of(setting: Setting) -> RunCase:
         circulations=(setting.circulation or CIRCULATIONS[0],),
         directions=(1, -1),
         masks=("causal", "window", "documents"),
-        features=(*chain(*map(names_of, FEATURES)), "several-sinks"),
+        features=(*chain(*map(names_of, FEATURES)), "several-sinks", "scale"),
         formats=FORMATS,
     )
 

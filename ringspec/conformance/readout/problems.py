@@ -131,7 +131,8 @@ IN_OTHER_LAYOUTS = tuple(
     for feature in ("sinks", "bias", "dropout")
     for layout in LAYOUTS[1:]
 )
-# In explain, targets that claim these are read in them, too, whatever the others show.
+# In explain, targets that claim these are read in them, too; in the last one only if all others are right, because lists
+# of pairs found in one length say nothing about another.
 OF_CALLS = (
     Setting("causal", LAYOUTS[0], "", direction=-1),
     Setting("causal", LAYOUTS[1], "", direction=-1),

@@ -167,9 +167,15 @@ def unrefuted(
         for problem, outputs in right
         if expressible(problem.proof) and BATCHES not in problem.id
     ]
-    # Batches that the faults of another problem explain say nothing about which of these faults it is; see with_batches.
-    own = [one for one in readings if one.evaluations or BATCHES not in one.problem]
-    found = told([without_refuted(one, [proof for _, proof in proofs]) for one in own])
+    # Problems that got the faults of others say nothing about which of these faults it is; see with_others.
+    replayed = [proof for _, proof in proofs]
+    own = [
+        one
+        for one in readings
+        if one.evaluations
+        or not (BATCHES in one.problem or (one.explained and all_refuted(one, replayed)))
+    ]
+    found = told([without_refuted(one, replayed) for one in own])
     against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
     if not against:
         return found
@@ -188,18 +194,27 @@ def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
     return tuple(said)
 
 
-def with_batches(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:
-    """Count the problems about batches, of those that failed, whose results the told faults give."""
+def with_others(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:
+    """Count those of the problems whose results the told faults give."""
     named = {*found.explained, *found.others}
     also = [
         problem.id
         for problem, outputs in problems
         if found.faults
-        and BATCHES in problem.id
         and problem.id not in named
         and explains(found, (problem.call, problem.proof), outputs)
     ]
     return dataclasses.replace(found, explained=(*found.explained, *also))
+
+
+def all_refuted(reading: Reading, right: Sequence[Replayed]) -> bool:
+    """Return whether each set of faults of some pass would show in a problem that is right."""
+    base = reading.backward.base if reading.backward else ""
+    return any(
+        all(any(refutes(x, Told(one, base)) for x in right) for one in simplest(part))
+        for part in reading.passes
+        if part.sets
+    )
 
 
 def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:

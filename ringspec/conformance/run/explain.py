@@ -24,6 +24,7 @@ from ringspec.conformance.readout.block_words import (
     without_ring,
 )
 from ringspec.conformance.readout.problems import (
+    ODD_SLOTS,
     Problem,
     group_of,
     problem_of,
@@ -35,7 +36,7 @@ from ringspec.conformance.readout.proof import (
     read_as,
     read_proven,
     unrefuted,
-    with_batches,
+    with_others,
 )
 from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
@@ -207,7 +208,7 @@ def problems_of_blocks(ring: RingOfBlocks) -> tuple[list[Problem], str]:
         if all(ring.can_run(call) for call in problem.asked):
             setting = problem.id.removeprefix("readout/").removesuffix("-kv")
             alone = problem.call.workers == 1
-            id = f"block/{setting.split('-')[0]}" if alone else f"blocks/{setting}"
+            id = f"block/{setting.replace('-contiguous', '')}" if alone else f"blocks/{setting}"
             first, proof = problem.cases
             found.append(
                 dataclasses.replace(problem, cases=(dataclasses.replace(first, id=id), proof))
@@ -225,7 +226,12 @@ def explanation(
     wrong = [one for one in runs if one.reading is not None and not one.right]
     readings = [one.reading for one in wrong if one.reading is not None]
     found = unrefuted(readings, [(one.problem, one.outputs) for one in runs if one.right])
-    found = with_batches(found, [(one.problem, one.outputs) for one in wrong])
+    adopted = [
+        one
+        for one in wrong
+        if one.problem.pairs.geometry.batches or (one.reading and not one.reading.evaluations)
+    ]
+    found = with_others(found, [(one.problem, one.outputs) for one in adopted])
     known = known_bug(target, found, wrong)
     if known is not None and made_of != RING and OF_A_RING.search(known["title"]):
         known = None
@@ -235,12 +241,15 @@ def explanation(
 def runs_of(
     target: Target, problems: Iterable[Problem], thorough: bool, earlier: Sequence[Run] = ()
 ) -> list[Run]:
-    """Run problems one after the other; those of a feature only if the others are right. Batches are not a feature."""
+    """Run problems one after the other; those of a feature, or of another length, only if the others are right.
+
+    Batches are not a feature."""
     made: list[Run] = []
     longer = THOROUGH if thorough else 1.0
     left = EVALUATIONS_OF_ALL * longer
     for problem in problems:
-        special = group_of(problem.pairs.geometry) not in ("", "window", "batches")
+        geometry = problem.pairs.geometry
+        special = group_of(geometry) not in ("", "window", "batches") or geometry.slots == ODD_SLOTS
         if special and any(run.reading is not None and not run.right for run in made):
             continue
         readings = [run.reading for run in (*earlier, *made) if run.reading]
