@@ -243,7 +243,8 @@ def runs_of(
 ) -> list[Run]:
     """Run problems one after the other; those of a feature, or of another length, only if the others are right.
 
-    Batches are not a feature."""
+    Batches are not a feature.
+    """
     made: list[Run] = []
     longer = THOROUGH if thorough else 1.0
     left = EVALUATIONS_OF_ALL * longer
