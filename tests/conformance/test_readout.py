@@ -263,7 +263,7 @@ def test_what_another_problem_shows_besides_the_told_faults_is_said():
 
 def test_a_fault_is_told_without_what_a_later_fault_changes_again():
     problem = problems_for(REFERENCES["float32"].capabilities)[0][0]
-    ring = RingOf(given_of(problem.proof, 0, "keys"))
+    ring = RingOf(given_of(problem.proof, 0))
     both, delta = (
         Named("backward", words, place, 1.0, "")
         for words, place in (

@@ -32,6 +32,7 @@ class Geometry:
     ``dropout``: dropout_p and dropout_seed; the seed is None if the call has the mask.
     ``padding``: the slots without a token, counted over all workers. Their position is -1.
     ``batches``: whether the heads are the batch entries of a call with one head.
+    ``whole_shards``: whether the tiles of a kernel run through both chunks of a zigzag shard.
     ``usual_scale``: 1/sqrt(D), which is the scale unless the call gives another one; None stands for the scale.
     """
 
@@ -55,6 +56,7 @@ class Geometry:
     padding: tuple[int, ...] = ()
     batches: bool = False
     usual_scale: float | None = None
+    whole_shards: bool = False
 
     @property
     def slots(self) -> int:
@@ -89,7 +91,7 @@ class Geometry:
     @property
     def run(self) -> int:
         """Number of tokens of a worker that a kernel handles as one range: a chunk of a zigzag shard, or else the shard."""
-        return self.slots // 2 if self.layout == "zigzag" else self.slots
+        return self.slots // 2 if self.layout == "zigzag" and not self.whole_shards else self.slots
 
     def travels(self, phase: str) -> str:
         """Return whether 'queries' or 'keys' travel in a pass."""

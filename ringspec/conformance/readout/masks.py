@@ -163,8 +163,10 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
         yield from document_masks(geometry, q, k, slot)
     if geometry.padding:
         yield from padding_masks(geometry, q, k)
+    # A kernel with such tiles computes each chunk that is visible to another worker by itself, and masks nothing there.
+    own = np.eye(W, dtype=bool)[..., None, None, None] | (not geometry.whole_shards)
     for words, pattern, cost in rules_of_tiles(right, geometry.run, causal and window is None):
-        yield Mask(words, pattern, cost, True)
+        yield Mask(words, np.where(own, pattern, right), cost, True)
     for name, table in believed(geometry).items():
         q_there = np.broadcast_to(table[:, None, :], (W, W, n))
         k_there = np.broadcast_to(table[None, :, :], (W, W, n))

@@ -180,23 +180,47 @@ def read(
         return Reading(problem.id, True)
     names = [[one.name for one in faults if not is_rounding(one.kind)] for faults in known]
     given = Given(problem, seen, share, proof or {}, names)
+    found = read_both(given)
+    if geometry.layout == "zigzag" and not settled(found):
+        there = dataclasses.replace(given, whole_shards=True)
+        found = better(found, read_both(there))
+    if agrees(results, expected, COARSE) and not found.explained:
+        return Reading(problem.id, False, evaluations=found.evaluations)
+    return found
+
+
+def read_both(given: Given) -> Reading:
+    """Explain both passes of a kernel."""
     with np.errstate(all="ignore"):  # wrong choices overflow
         reader, (found, choices), forward, work = read_forward(given)
         backward = None
-        if seen.p is not None:
+        if given.seen.p is not None:
             backward = read_backward(given, reader, choices, found.whole)
     work += reader.model.evaluations
-    whole = forward.whole and (backward is None or backward.whole)
-    if agrees(results, expected, COARSE) and not whole:
-        return Reading(problem.id, False, evaluations=work)
-    return Reading(problem.id, False, forward, backward, work)
+    return Reading(given.problem.id, False, forward, backward, work)
+
+
+def settled(found: Reading) -> bool:
+    """Return whether a reading is explained without a list of pairs."""
+    first = [fault for one in found.passes for fault in (one.sets[0] if one.sets else ())]
+    return found.explained and not any(PAIRS in fault.place for fault in first)
+
+
+def better(one: Reading, other: Reading) -> Reading:
+    """Return the reading that explains more passes, of two that explain as many the one without lists of pairs."""
+
+    def worth(reading: Reading) -> tuple[int, bool]:
+        return sum(x.whole for x in reading.passes), settled(reading)
+
+    best = other if worth(other) > worth(one) else one
+    return dataclasses.replace(best, evaluations=one.evaluations + other.evaluations)
 
 
 @dataclass(frozen=True)
 class Given:
     """What was read from the results of a problem; ``share`` and ``proof`` are as for :func:`read`.
 
-    ``known``: the names of the faults that other problems showed.
+    ``known``: the names of the faults that other problems showed. ``whole_shards``: as in a ring's geometry.
     """
 
     problem: Problem
@@ -204,6 +228,7 @@ class Given:
     share: float
     proof: Outputs
     known: Sequence[Sequence[tuple[str, str, str]]]
+    whole_shards: bool = False
 
 
 def explained_by(
@@ -380,7 +405,9 @@ def read_forward(given: Given) -> tuple[Reader, tuple[Explanation, Choices], Pas
 def read_forward_as(given: Given, travels: str) -> ForwardRead:
     """Explain the forward pass of a kernel in which ``travels`` travel, 'keys' or 'queries'."""
     problem, seen = given.problem, given.seen
-    there = dataclasses.replace(problem.pairs.geometry, forward_travels=travels)
+    there = dataclasses.replace(
+        problem.pairs.geometry, forward_travels=travels, whole_shards=given.whole_shards
+    )
     pairs = dataclasses.replace(problem.pairs, geometry=there)
     reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS)
     model, known = reader.model, Known(reader, given.known).faults("forward")

@@ -11,8 +11,10 @@ weights A of the forward pass, the weights P of the backward pass and the gradie
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +27,7 @@ from ringspec.conformance.readout.effects import STORED
 from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.geometry import Geometry, dealt_otherwise
 from ringspec.conformance.readout.kinds import Fault, Kind
-from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.masks import Mask, masks_of
 from ringspec.conformance.readout.matches import near
 from ringspec.conformance.readout.model.arrays import placed
 from ringspec.conformance.readout.model.backward import gradient_of_forward, gradient_of_sinks
@@ -58,6 +60,7 @@ NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S 
 NEARER = 0.25  # of the distance from the correct results, in each tensor
 MOST_PAIRS = 1 << 18  # B * H * Sq * Sk
 Results = dict[str, Array]
+TILES = re.compile(r"\btiles?\b")
 
 
 @dataclass(frozen=True)
@@ -109,18 +112,23 @@ def gives(told: Told, call: Call, outputs: Outputs) -> Compared | None:
     return None if replayed is None else replayed.compared(told)
 
 
+def tiled(told: Told) -> bool:
+    """Return whether one of the faults is about tiles."""
+    return any(TILES.search(fault.kind) for fault in told.faults)
+
+
 class Replayed:
     """A call and a target's outputs, ready to be compared with what the model ring computes with given faults.
 
-    If queries travel in the backward pass, either keys or queries may travel in the forward pass; both are tried.
+    If queries travel in the backward pass, either keys or queries may travel in the forward pass; both are tried. Of
+    faults of tiles, so are tiles in each chunk of a zigzag shard and tiles that run through both.
     """
 
     def __init__(self, call: Call, outputs: Outputs) -> None:
         self.call, self.outputs = call, outputs
         self.right = run_right(call, RECIPES["float64"])
-        ways = ("keys", "queries") if call.circulation == "q" else ("keys",)
         batch = call.worker("q", 0).shape[0]
-        self.rings = [[RingOf(given_of(call, n, way)) for way in ways] for n in range(batch)]
+        self.rings = [[RingOf(one) for one in ways_of(given_of(call, n))] for n in range(batch)]
 
     def compared(self, told: Told, phase: str = "") -> Compared | None:
         """Compare the outputs with what the faults give; None if the model ring cannot compute that.
@@ -133,6 +141,10 @@ class Replayed:
         for entry, rings in enumerate(self.rings):
             found = []
             for ring in rings:
+                if ring.given.geometry.whole_shards and (
+                    found and found[-1].fits or not tiled(told)
+                ):
+                    continue
                 made = ring.results_of(told, self.saved(entry) if phase == "backward" else None)
                 if made is not None and phase:
                     of_pass = [x for x in made[0] if (x in OF_FORWARD) == (phase == "forward")]
@@ -239,11 +251,23 @@ def expressible(call: Call) -> bool:
     return one_side and position_q.shape[1] == 1 and pairs <= MOST_PAIRS
 
 
-def given_of(call: Call, entry: int, travels: str) -> Given:
-    """Return one batch entry of a call that the model ring can express.
+def ways_of(given: Given) -> list[Given]:
+    """Return the same call for each way in which a correct ring may compute it, the usual one first."""
+    geometry = given.geometry
+    travels = ("keys", "queries") if geometry.circulation == "q" else ("keys",)
+    shards = (False, True) if geometry.layout == "zigzag" else (False,)
+    return [
+        dataclasses.replace(
+            given,
+            geometry=dataclasses.replace(geometry, forward_travels=x, whole_shards=whole),
+        )
+        for whole in shards
+        for x in travels
+    ]
 
-    ``travels``: what travels in the forward pass, 'keys' or 'queries'.
-    """
+
+def given_of(call: Call, entry: int) -> Given:
+    """Return one batch entry of a call that the model ring can express."""
     q, k, v, dy, dlse = (
         np.stack([load(x)[entry] for x in call.tensors[name]]) if name in call.tensors else None
         for name in ("q", "k", "v", "dy", "dlse")
@@ -269,14 +293,13 @@ def given_of(call: Call, entry: int, travels: str) -> Given:
         q.shape[1],
         q.shape[1] // k.shape[1],
         float(terms["scale"]),
-        travels,
-        starts,
-        terms.get("softcap"),
-        "dlse" in call.tensors,
-        0 if sinks is None else sinks.shape[1],
-        "bias" in call.tensors,
-        dropout,
-        () if call.index_q is None else tuple(np.flatnonzero(call.index_q < 0).tolist()),
+        documents=starts,
+        softcap=terms.get("softcap"),
+        dlse="dlse" in call.tensors,
+        sinks=0 if sinks is None else sinks.shape[1],
+        bias="bias" in call.tensors,
+        dropout=dropout,
+        padding=() if call.index_q is None else tuple(np.flatnonzero(call.index_q < 0).tolist()),
         usual_scale=q.shape[3] ** -0.5,
     )
     columns = call.index_k.ravel()
@@ -331,11 +354,17 @@ class RingOf:
 
     def __init__(self, given: Given) -> None:
         self.given = given
-        self.masks = masks_of(given.geometry)
-        patterns = [mask.pattern & given.also for mask in self.masks]
-        self.model = Model(pairs_of_call(given), patterns, dealt_otherwise(given.geometry))
         self.known: dict[tuple[str, str, str], Fault | None] = {}
         self.kinds: dict[str, list[Kind]] = {}
+
+    @cached_property
+    def masks(self) -> list[Mask]:
+        return masks_of(self.given.geometry)
+
+    @cached_property
+    def model(self) -> Model:
+        patterns = [mask.pattern & self.given.also for mask in self.masks]
+        return Model(pairs_of_call(self.given), patterns, dealt_otherwise(self.given.geometry))
 
     def fault(self, name: tuple[str, str, str]) -> Fault | None:
         """Return the fault with this name; None if this ring has no such fault (a ring of two workers has no step 2)."""
