@@ -15,6 +15,10 @@ from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.layout import contiguous, striped, zigzag
 
 LAYOUTS = {"contiguous": contiguous, "striped": striped}  # zigzag takes an even number of slots
+IN_PARTS = (
+    "zigzag",
+    "striped",
+)  # layouts in which a causal mask hides parts of all blocks of other workers
 LATER = "contiguous, shifted by one token"
 SHORT = "contiguous, with one token fewer on each worker"
 Window = tuple[int | None, int | None]
@@ -32,7 +36,8 @@ class Geometry:
     ``dropout``: dropout_p and dropout_seed; the seed is None if the call has the mask.
     ``padding``: the slots without a token, counted over all workers. Their position is -1.
     ``batches``: whether the heads are the batch entries of a call with one head.
-    ``whole_shards``: whether the tiles of a kernel run through both chunks of a zigzag shard.
+    ``visible_parts``: whether a kernel computes the part of a block that is visible as one range: its tiles run through
+    both chunks of a zigzag shard.
     ``usual_scale``: 1/sqrt(D), which is the scale unless the call gives another one; None stands for the scale.
     """
 
@@ -56,7 +61,7 @@ class Geometry:
     padding: tuple[int, ...] = ()
     batches: bool = False
     usual_scale: float | None = None
-    whole_shards: bool = False
+    visible_parts: bool = False
 
     @property
     def slots(self) -> int:
@@ -91,7 +96,7 @@ class Geometry:
     @property
     def run(self) -> int:
         """Number of tokens of a worker that a kernel handles as one range: a chunk of a zigzag shard, or else the shard."""
-        return self.slots // 2 if self.layout == "zigzag" and not self.whole_shards else self.slots
+        return self.slots // 2 if self.layout == "zigzag" and not self.visible_parts else self.slots
 
     def travels(self, phase: str) -> str:
         """Return whether 'queries' or 'keys' travel in a pass."""

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry, Window, believed, relations
-from ringspec.conformance.readout.tile_rules import rules_of_tiles
+from ringspec.conformance.readout.tile_rules import Rule, rules_of_tiles
 from ringspec.problem.model import Booleans, Integers
 
 OF_SIZES = re.compile(
@@ -163,10 +163,8 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
         yield from document_masks(geometry, q, k, slot)
     if geometry.padding:
         yield from padding_masks(geometry, q, k)
-    # A kernel with such tiles computes each chunk that is visible to another worker by itself, and masks nothing there.
-    own = np.eye(W, dtype=bool)[..., None, None, None] | (not geometry.whole_shards)
-    for words, pattern, cost in rules_of_tiles(right, geometry.run, causal and window is None):
-        yield Mask(words, np.where(own, pattern, right), cost, True)
+    for words, pattern, cost in patterns_of_tiles(geometry, right):
+        yield Mask(words, pattern, cost, True)
     for name, table in believed(geometry).items():
         q_there = np.broadcast_to(table[:, None, :], (W, W, n))
         k_there = np.broadcast_to(table[None, :, :], (W, W, n))
@@ -182,6 +180,28 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     for owner, table in queries.items():
         pattern = see(geometry.position[table], k, causal, window) & geometry.real_pairs
         yield Mask(f"the mask is the one for queries of {owner}", pattern, 1.5)
+
+
+def patterns_of_tiles(geometry: Geometry, right: Booleans) -> Iterator[Rule]:
+    """Yield what is visible under each wrong rule about tiles.
+
+    A kernel that computes the visible part of a block by itself masks nothing in the parts of another zigzag shard. In a
+    striped block of a later worker, query 0 and the last key have no visible pair, and its tiles begin at query 1.
+    """
+    causal = geometry.causal and geometry.window is None
+    rules = rules_of_tiles(right, geometry.run, causal)
+    a, b = np.indices((geometry.workers, geometry.workers))[..., None, None, None]
+    if not geometry.visible_parts:
+        yield from rules
+    elif geometry.layout == "zigzag":
+        for words, pattern, cost in rules:
+            yield words, np.where(a == b, pattern, right), cost
+    else:
+        parts = rules_of_tiles(right[..., 1:, :-1], geometry.run, causal, geometry.slots)
+        for (words, pattern, cost), (_, part, _) in zip(rules, parts, strict=True):
+            later = np.zeros_like(right)
+            later[..., 1:, :-1] = part
+            yield words, np.where(b > a, later, pattern), cost
 
 
 def owners(geometry: Geometry, side: str) -> dict[str, Integers]:

@@ -20,6 +20,7 @@ from ringspec.conformance.readout.backward_search import explain_backward, match
 from ringspec.conformance.readout.choices import Choices
 from ringspec.conformance.readout.fault_sets import cost
 from ringspec.conformance.readout.forward_search import explain_forward, match_forward
+from ringspec.conformance.readout.geometry import IN_PARTS
 from ringspec.conformance.readout.hints import ROUNDING, hint_for
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.known_faults import Known
@@ -181,8 +182,8 @@ def read(
     names = [[one.name for one in faults if not is_rounding(one.kind)] for faults in known]
     given = Given(problem, seen, share, proof or {}, names)
     found = read_both(given)
-    if geometry.layout == "zigzag" and not settled(found):
-        there = dataclasses.replace(given, whole_shards=True)
+    if geometry.layout in IN_PARTS and not settled(found):
+        there = dataclasses.replace(given, visible_parts=True)
         found = better(found, read_both(there))
     if agrees(results, expected, COARSE) and not found.explained:
         return Reading(problem.id, False, evaluations=found.evaluations)
@@ -220,7 +221,7 @@ def better(one: Reading, other: Reading) -> Reading:
 class Given:
     """What was read from the results of a problem; ``share`` and ``proof`` are as for :func:`read`.
 
-    ``known``: the names of the faults that other problems showed. ``whole_shards``: as in a ring's geometry.
+    ``known``: the names of the faults that other problems showed. ``visible_parts``: as in a ring's geometry.
     """
 
     problem: Problem
@@ -228,7 +229,7 @@ class Given:
     share: float
     proof: Outputs
     known: Sequence[Sequence[tuple[str, str, str]]]
-    whole_shards: bool = False
+    visible_parts: bool = False
 
 
 def explained_by(
@@ -406,7 +407,7 @@ def read_forward_as(given: Given, travels: str) -> ForwardRead:
     """Explain the forward pass of a kernel in which ``travels`` travel, 'keys' or 'queries'."""
     problem, seen = given.problem, given.seen
     there = dataclasses.replace(
-        problem.pairs.geometry, forward_travels=travels, whole_shards=given.whole_shards
+        problem.pairs.geometry, forward_travels=travels, visible_parts=given.visible_parts
     )
     pairs = dataclasses.replace(problem.pairs, geometry=there)
     reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS)

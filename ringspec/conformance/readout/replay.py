@@ -25,7 +25,7 @@ from ringspec.conformance.readout.backward_search import GRADIENT, SAME, SAVED, 
 from ringspec.conformance.readout.choices import KERNELS, Choices, components
 from ringspec.conformance.readout.effects import STORED
 from ringspec.conformance.readout.fault_sets import composed
-from ringspec.conformance.readout.geometry import Geometry, dealt_otherwise
+from ringspec.conformance.readout.geometry import IN_PARTS, Geometry, dealt_otherwise
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.masks import Mask, masks_of
 from ringspec.conformance.readout.matches import near
@@ -121,7 +121,7 @@ class Replayed:
     """A call and a target's outputs, ready to be compared with what the model ring computes with given faults.
 
     If queries travel in the backward pass, either keys or queries may travel in the forward pass; both are tried. Of
-    faults of tiles, so are tiles in each chunk of a zigzag shard and tiles that run through both.
+    faults of tiles, so are tiles of whole blocks and tiles of their visible parts.
     """
 
     def __init__(self, call: Call, outputs: Outputs) -> None:
@@ -141,7 +141,7 @@ class Replayed:
         for entry, rings in enumerate(self.rings):
             found = []
             for ring in rings:
-                if ring.given.geometry.whole_shards and (
+                if ring.given.geometry.visible_parts and (
                     found and found[-1].fits or not tiled(told)
                 ):
                     continue
@@ -255,13 +255,13 @@ def ways_of(given: Given) -> list[Given]:
     """Return the same call for each way in which a correct ring may compute it, the usual one first."""
     geometry = given.geometry
     travels = ("keys", "queries") if geometry.circulation == "q" else ("keys",)
-    shards = (False, True) if geometry.layout == "zigzag" else (False,)
+    parts = (False, True) if geometry.layout in IN_PARTS else (False,)
     return [
         dataclasses.replace(
             given,
-            geometry=dataclasses.replace(geometry, forward_travels=x, whole_shards=whole),
+            geometry=dataclasses.replace(geometry, forward_travels=x, visible_parts=part),
         )
-        for whole in shards
+        for part in parts
         for x in travels
     ]
 

@@ -59,19 +59,22 @@ class Tiling:
         return count > 0, count == (bottom - top) * (right - left)
 
 
-def rules_of_tiles(right: Booleans, run: int, causal: bool) -> tuple[Rule, ...]:
+def rules_of_tiles(right: Booleans, run: int, causal: bool, slots: int = 0) -> tuple[Rule, ...]:
     """Return what is visible under each wrong rule; ``right`` is the correct pattern.
 
     ``run``: how many slots of a worker a kernel handles as one range. ``causal``: whether the mask is only causal.
+    ``slots``: of a worker, if the pattern is only a part of its blocks.
     """
-    return kept_rules(right.tobytes(), right.shape, run, causal)
+    return kept_rules(right.tobytes(), right.shape, run, causal, slots or right.shape[3])
 
 
-@lru_cache(maxsize=8)
-def kept_rules(right: bytes, shape: tuple[int, ...], run: int, causal: bool) -> tuple[Rule, ...]:
+@lru_cache(maxsize=16)
+def kept_rules(
+    right: bytes, shape: tuple[int, ...], run: int, causal: bool, slots: int
+) -> tuple[Rule, ...]:
     """Return the same for a pattern with these bytes and this shape. They are needed several times for each problem."""
-    pattern, n = np.frombuffer(right, bool).reshape(shape), shape[3]
-    return (*simple_tiles(pattern, n), *odd_tiles(pattern, n, run, causal))
+    pattern = np.frombuffer(right, bool).reshape(shape)
+    return (*simple_tiles(pattern, slots), *odd_tiles(pattern, slots, run, causal))
 
 
 def sizes_in(run: int) -> list[int]:
@@ -81,8 +84,9 @@ def sizes_in(run: int) -> list[int]:
 
 def simple_tiles(right: Booleans, n: int) -> Iterator[Rule]:
     """Yield what kernels show that skip tiles, or leave them unmasked, because of a wrong test; for tiles of simple sizes."""
+    there = right.shape[3]
     for rows, keys in tile_sizes(n):
-        tile, of = tile_words(n, rows, keys), Tiling(n, n, rows, keys)
+        tile, of = tile_words(n, rows, keys), Tiling(there, there, rows, keys)
         # A rule about tiles that are not square is given only if no list of pairs is as simple.
         cost = 1.1 if rows == keys else 1.8
         some, whole = of.some_and_all(right)
@@ -94,10 +98,14 @@ def simple_tiles(right: Booleans, n: int) -> Iterator[Rule]:
 
 def odd_tiles(right: Booleans, n: int, run: int, causal: bool) -> Iterator[Rule]:
     """Yield the same for tiles of other sizes, which begin anew in each range of ``run`` slots; and wrong masks in tiles."""
+    there = right.shape[3]
     for rows, keys in itertools.product(sizes_in(run), repeat=2):
         if rows == keys == run == n:
             continue
-        of, tile = Tiling(n, run, rows, keys), f"tiles of {rows} queries and {keys} keys"
+        of, tile = (
+            Tiling(there, min(run, there), rows, keys),
+            f"tiles of {rows} queries and {keys} keys",
+        )
         some, whole = of.some_and_all(right)
         if (rows, keys) not in tile_sizes(n) or run < n:
             words = f"{tile} that should be masked in part are not masked"

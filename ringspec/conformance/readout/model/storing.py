@@ -10,7 +10,7 @@ from ringspec.conformance.readout.choices import Choices, components
 from ringspec.conformance.readout.merges import over_group
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.pairs import ELSEWHERE
-from ringspec.problem.model import Array, Integers
+from ringspec.problem.model import Array, Booleans, Integers
 
 
 def stored(model: Model, name: str, c: Choices, share: Array, row: str, column: str) -> Array:
@@ -80,10 +80,25 @@ def uncleared_tiles(model: Model, name: str, share: Array, size: int) -> Array:
     """
     axis = 3 if name == "dq" else 4
     x, found = np.moveaxis(share, axis, 0), np.moveaxis(share.copy(), axis, 0)
+    computed = np.moveaxis(np.broadcast_to(computed_rows(model, axis), share.shape), axis, 0)
     for row in range(model.slots):
         for other in range(row - size, row - row % model.geometry.run - 1, -size):
-            found[row] += x[other]
+            found[row] += x[other] * computed[row]
     return np.moveaxis(found, 0, axis)
+
+
+def computed_rows(model: Model, axis: int) -> Booleans:
+    """Return which rows along ``axis`` of a block [a, b, h, i, j] a kernel computes: those in its visible part."""
+    geometry = model.geometry
+    if not geometry.visible_parts:
+        return np.ones((1,) * 5, bool)
+    seen = np.asarray(model.masks[0].any(axis=7 - axis, keepdims=True))
+    if geometry.layout == "striped":
+        return seen
+    chunks = np.split(seen, 2, axis)
+    return np.concatenate(
+        [np.broadcast_to(x.any(axis, keepdims=True), x.shape) for x in chunks], axis
+    )
 
 
 def adding(model: Model, name: str, share: Array) -> Array:
