@@ -96,7 +96,7 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
             f"delta is summed over only {words} of the head dimension", (("delta_dims", part),)
         )
     yield from operand_kinds(geometry, "backward", masks, distinct)
-    yield from product_kinds(geometry)
+    yield from product_kinds(geometry, distinct)
     yield from overwritten_kinds(geometry, masks[0].pattern, distinct)
     if geometry.softcap is not None:
         for name, words in CAP_SLOPE_WORDS.items():

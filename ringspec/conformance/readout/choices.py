@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry
-from ringspec.problem.model import Booleans, Integers
+from ringspec.problem.model import Array, Booleans, Integers
 
 # What a pass reads or writes at the token of a query (worker, query head, slot), and what it is used for.
 OF_QUERIES = {
@@ -85,8 +85,11 @@ DROPS_IN_L = ("right", "kept", "kept and divided")
 DROPS_IN_DS = ("right", "not in dp", "in p too", "in p, not in dp")
 DSINKS = ("right", "lse without the sinks", "without delta", "of all workers", "of p (1 - p)")
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
+# Ways that travelling gradients take by mistake, besides to a wrong worker.
+ROUTES = ("added", "kept if skipped", "lost if skipped", "not sent if skipped")
+MIXINGS = ("sum", "mean", "sum so far", "first", "last")  # over heads or workers
 OF_ALL = (
-    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "adds", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "over_heads",
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "routed", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "mixed",
 )  # fmt: skip
 
 
@@ -159,7 +162,7 @@ class Choices:
         ``hidden_merge``: whether blocks without a visible pair are merged; 'rows': only rows without a visible key are, too.
         ``started``: whether the running softmax starts with l = 1.
         ``dy_ones``: whether dy is taken as 1 everywhere.
-        ``adds``: the gradients that each hop adds to what the receiving worker has already sent on.
+        ``routed``: the travelling gradients that take a wrong way between the workers, and the name of this way, one of ROUTES.
         ``uncleared``: the gradients whose buffers are not cleared; then 'steps' and the number of steps after which a
         buffer is used again, or 'tiles' and the size of a tile.
         ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.
@@ -167,7 +170,7 @@ class Choices:
         ``delta_dims``: the part of the head dimension over which delta is summed, from one fraction to another.
         ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
         ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
-        ``over_heads``: the gradients that are summed over all heads, each of which gets the sum.
+        ``mixed``: the gradients that are mixed, 'heads' or 'workers', and how, as in :func:`mixing`.
         ``stacked``: whether dk + dv is returned as dk, and the dk + dv of the next worker as dv.
         ``turned``: 1 if dS is not transposed for dk, 2 if P is not transposed for dv, 3 for both, 4 if dS is transposed for dbias.
     """
@@ -217,6 +220,15 @@ def replaced(old: Any, slot: str, where: Booleans, value: Any) -> Any:
     if slot in OF_ALL or where.all():
         return value if slot in OF_ALL or np.ndim(value) else np.full_like(old, value)
     return np.where(where[:, 0, 0, 0, 0] if slot == "o_to" else where, value, old)
+
+
+def mixing(how: str, count: int) -> Array:
+    """Return how much of each head's or worker's gradient, in columns, each one gets, in rows; ``how``: one of MIXINGS."""
+    every = np.ones((count, count))
+    one = {"first": 0, "last": count - 1}
+    if how in one:
+        return every * (np.arange(count) == one[how])
+    return {"sum": every, "mean": every / count, "sum so far": np.tril(every)}[how]
 
 
 @cache
@@ -291,11 +303,11 @@ def right_choices(geometry: Geometry) -> Choices:
             "resets": (),
             "not_home": "",
             "stacked": False,
-            "over_heads": (),
+            "mixed": (),
             "hidden_merge": False,
             "started": False,
             "dy_ones": False,
-            "adds": (),
+            "routed": (),
             "uncleared": (),
             "l_of_group": False,
             "tiles": None,

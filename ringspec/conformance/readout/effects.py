@@ -5,6 +5,8 @@ A *share* is what one pair of tokens adds to a row of o, dq, dk or dv.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ringspec.conformance.readout.choices import components
 from ringspec.conformance.readout.kinds import Kind
 
@@ -52,7 +54,7 @@ OF_OTHER_ROWS = (
 
 # Choices by which a gradient adds a share to another row, or adds it again elsewhere; and "exchanged".
 OF_STORING = (
-    *(x for name in LANDING for x in components(name)), "adds", "uncleared", "over_heads", "stacked",
+    *(x for name in LANDING for x in components(name)), "routed", "uncleared", "mixed", "stacked",
 )  # fmt: skip
 
 # Choices by which a share depends on other pairs: of all blocks, and of its row.
@@ -75,7 +77,7 @@ GOALS = {
 }
 
 # Choices that may leave some of their matrices unchanged.
-PERHAPS = {"turned", "dy_ones", "adds", "uncleared", "exchanged", "stacked", "over_heads"}
+PERHAPS = {"turned", "dy_ones", "exchanged", "stacked"}
 
 
 def names_of(kind: Kind) -> set[str]:
@@ -86,14 +88,22 @@ def names_of(kind: Kind) -> set[str]:
 def matrices(kind: Kind) -> tuple[str, ...]:
     """Return the matrices of the backward pass that a kind may change."""
     found = set()
+    changes: dict[str, Any] = dict(kind.changes)
     for name in names_of(kind):
-        found |= set(CHANGED_BY.get(name, ("P", *BOTH)))
+        if name in OF_BUFFERS:  # their values begin with the names of gradients
+            found |= {READ_IN[x] for x in changes[name] if x in READ_IN}
+        else:
+            found |= set(CHANGED_BY.get(name, ("P", *BOTH)))
     if kind.only:
         found &= {"dS of dq", "dS of bias"} if kind.only == "dq" else {"P", "dS of dk"}
     return tuple(sorted(found))
 
 
 BOTH = ("dS of dq", "dS of dk", "dS of bias")
+
+OF_BUFFERS = ("routed", "uncleared", "mixed")
+
+READ_IN = {"dq": "dS of dq", "dk": "dS of dk", "dv": "P"}
 
 CHANGED_BY = {
     "dv_dy": ("P",), "dv_to": ("P",), "dv_count": ("P",), "dv_form": ("P",), "value_mask": ("P",),

@@ -68,8 +68,7 @@ HINTS = {
         "dv_form",
         "dq_of_group",
     ),
-    HEADS: ("over_heads",),
-    ROUTES: ("dq_to", "dk_to", "dv_to", "adds", "uncleared", "exchanged", "stacked"),
+    ROUTES: ("dq_to", "dk_to", "dv_to", "routed", "mixed", "uncleared", "exchanged", "stacked"),
     SINKS: ("sink_o", "sink_lse", "sink_of", "dsink", "dsink_times", "dsink_of"),
     DROPOUT: ("drop", "drop_q", "drop_k", "drop_times", "drop_l", "drop_ds", "drop_dv"),
     BIAS: ("bias_q", "bias_k", "bias_times", "dbias_to", "dbias_k", "dbias_count", "dbias_form"),
@@ -84,6 +83,8 @@ def hint_for(kind: Kind) -> str:
     It is the hint of the first group in HINTS with a choice that the fault changes. Wrong heads, and wrong tokens of
     the correct worker, have their own hints, which are chosen first.
     """
+    if ("mixed", "heads") in [(slot, value[-2]) for slot, value in kind.changes if slot == "mixed"]:
+        return HEADS
     parts = [slot.partition(".") for slot in kind.slots]
     components = {component for _, _, component in parts if component}
     names = {name for name, _, _ in parts}

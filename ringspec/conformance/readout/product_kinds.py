@@ -65,7 +65,7 @@ DV_WORDS = {
 }
 
 
-def product_kinds(geometry: Geometry) -> Iterator[Kind]:
+def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes in the products that give dq, dk and dv, and in the buffers that hold these gradients."""
     yield Kind("dy is taken as 1 everywhere (the gradient of the sum of o)", (("dy_ones", True),))
     yield Kind("dS is not transposed in the product for dk", (("turned", 1),))
@@ -87,6 +87,7 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
         words = "dS is summed over the query heads of a key head before the product for dq"
         yield Kind(words, (("dq_of_group", True),), 1.1)
     yield from over_head_kinds(geometry)
+    yield from over_worker_kinds(geometry)
     yield Kind("dk and dv are exchanged", (("exchanged", True),), 1.1)
     words = "dk is returned as dk + dv, and dv as the dk + dv of the next worker"
     yield Kind(words, (("stacked", True),), 1.2)
@@ -99,9 +100,10 @@ def product_kinds(geometry: Geometry) -> Iterator[Kind]:
         words = (
             f"each hop adds the arriving {listing(names)} to what the worker has already sent on"
         )
-        yield Kind(words, (("adds", names),), 1.1)
+        yield Kind(words, (("routed", (*names, "added")),), 1.1)
+        yield from skipped_kinds(geometry, names, distinct)
         yield from buffer_kinds(geometry, names)
-    for size in (2, 3, 4):
+    for size in sizes_in(geometry.run):
         for names in GRADIENTS[:4]:
             words = f"{listing(names)} of a tile of {size} tokens still contain{'s' if len(names) == 1 else ''} those of the tiles before it (the tile is not cleared)"
             if size < geometry.run:
@@ -166,10 +168,40 @@ def over_head_kinds(geometry: Geometry) -> Iterator[Kind]:
         if len(heads) > 1 or 1 in heads:
             continue
         what = f"{listing(names)} {verb(names)}"
-        summed = (("over_heads", names),)
-        yield Kind(f"{what} summed over all heads, and every head gets the sum", summed, 1.1)
-        words = f"{what} averaged over all heads, and every head gets the average"
-        yield Kind(words, (*summed, *at_counts(names, 1 / heads.pop())), 1.15)
+        for how, words, cost in (
+            ("sum", "summed over all heads, and every head gets the sum", 1.1),
+            ("mean", "averaged over all heads, and every head gets the average", 1.15),
+            ("last", "those of the last head in every head", 1.15),
+            ("first", "those of the first head in every head", 1.15),
+        ):
+            yield Kind(f"{what} {words}", (("mixed", (*names, "heads", how)),), cost)
+
+
+def over_worker_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the mistakes of gradients that workers share."""
+    for names in GRADIENTS if geometry.workers > 1 else ():
+        what = f"{listing(names)} {verb(names)}"
+        for how, words, cost in (
+            ("sum", "summed over all workers, and every worker gets the sum", 1.1),
+            ("mean", "averaged over all workers, and every worker gets the average", 1.15),
+            ("sum so far", "summed over a worker and the workers before it", 1.2),
+            ("last", "those of the last worker on every worker", 1.15),
+            ("first", "those of the first worker on every worker", 1.15),
+        ):
+            yield Kind(f"{what} {words}", (("mixed", (*names, "workers", how)),), cost)
+
+
+def skipped_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes with travelling gradients in steps that are skipped because the mask hides the whole block."""
+    if distinct and geometry.sees_all:
+        return
+    what = listing(names)
+    for way, words in {
+        "kept if skipped": f"a skipped step does not take over the arriving {what}, and sends on those of the step before",
+        "lost if skipped": f"a skipped step sends on zeros in place of the arriving {what}",
+        "not sent if skipped": f"a skipped step does not send {what} on",
+    }.items():
+        yield Kind(words, (("routed", (*names, way)),), 1.1)
 
 
 def buffer_kinds(geometry: Geometry, names: Sequence[str]) -> Iterator[Kind]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.backward_search import GRADIENT, SAME, SAVED, carried
-from ringspec.conformance.readout.choices import KERNELS, Choices, components
+from ringspec.conformance.readout.choices import KERNELS, Choices, components, mixing
 from ringspec.conformance.readout.effects import STORED
 from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.geometry import IN_PARTS, Geometry, dealt_otherwise
@@ -515,16 +515,21 @@ class Numbers:
                 share = scale * np.maximum(np.abs(parts), np.abs(share) / scale)
                 size = self.product(share, c, goal, source, x, like)[1]
             sizes[name] = size
-        for name in self.backward["over_heads"]:
-            for found in (results, sizes):
-                x = found[name]
-                found[name] = np.broadcast_to(x.sum(axis=1, keepdims=True), x.shape)
-        if self.backward["stacked"] and given.k.shape == given.v.shape:
-            for found in (results, sizes):
-                stack = found["dk"] + found["dv"]
-                next_worker = np.roll(stack, -given.geometry.direction, axis=0)
-                found.update(dk=stack, dv=next_worker)
+        for found in (results, sizes):
+            self.put_together(found)
         return results, sizes
+
+    def put_together(self, found: Results) -> None:
+        """Mix the gradients of heads or workers, and add dk and dv, as the choices of the backward pass say."""
+        given = self.given
+        *names, of, how = self.backward["mixed"] or ("", "")
+        for name in names:
+            axis = 0 if of == "workers" else 1
+            x = np.tensordot(mixing(how, found[name].shape[axis]), found[name], (1, axis))
+            found[name] = np.moveaxis(x, 0, axis)
+        if self.backward["stacked"] and given.k.shape == given.v.shape:
+            stack = found["dk"] + found["dv"]
+            found.update(dk=stack, dv=np.roll(stack, -given.geometry.direction, axis=0))
 
     def products_with_dy(self, o: Array, part: tuple[float, float]) -> Array:
         """Return <dy, o> [a, h, i, (g, x, y)] over a part of the head dimension: where it begins and ends, 0 to 1."""

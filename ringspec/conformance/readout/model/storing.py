@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from math import comb
-
 import numpy as np
 
-from ringspec.conformance.readout.choices import Choices, components
-from ringspec.conformance.readout.merges import over_group
+from ringspec.conformance.readout.choices import Choices, components, mixing
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.pairs import ELSEWHERE
 from ringspec.problem.model import Array, Booleans, Integers
@@ -22,11 +19,8 @@ def stored(model: Model, name: str, c: Choices, share: Array, row: str, column: 
         ):
             share = share * np.where(c[f"{row}.head"] // model.group == head, 1.0, ELSEWHERE)
         share = landed(model, share, row, c, worker, slot)
-    if name in c["over_heads"]:
-        if name == "dq":
-            share = over_group(share, model.heads, 2)
-        else:  # the results of each key head show the share once, beside those of its own queries
-            share = share * (1 + ELSEWHERE * (model.key_heads - 1))
+    if name in c["mixed"]:
+        share = mixed(model, name, share, *c["mixed"][-2:])
     return model.without_padding(held(model, name, c, share))
 
 
@@ -46,13 +40,28 @@ def landed(model: Model, x: Array, row: str, c: Choices, b: Integers, j: Integer
 
 def held(model: Model, name: str, c: Choices, share: Array) -> Array:
     """Return the shares of a gradient as its buffers hold them at the end."""
-    if name in c["adds"]:
-        share = adding(model, name, share)
+    if name in c["routed"]:
+        share = routed(model, name, share, c["routed"][-1])
     if name in c["uncleared"]:
         *_, of, number = c["uncleared"]
         of_buffers = uncleared_steps if of == "steps" else uncleared_tiles
         share = of_buffers(model, name, share, number)
     return share
+
+
+def mixed(model: Model, name: str, share: Array, of: str, how: str) -> Array:
+    """Return the shares of a gradient that is mixed over 'heads' or 'workers', as they are read."""
+    if of == "workers":
+        axis, times = 0 if name == "dq" else 1, mixing(how, model.workers)
+    elif name == "dq":
+        axis, times = 2, mixing(how, model.heads)
+    else:  # the results of each other key head show the share as well
+        times = mixing(how, model.key_heads)
+        own = times.diagonal()
+        seen = own + ELSEWHERE * (times.sum(axis=0) - own)
+        return share * np.repeat(seen, model.group)[:, None, None]
+    whole = np.broadcast_to(share, model.shape)
+    return np.moveaxis(np.tensordot(times, whole, (1, axis)), 0, axis)
 
 
 def uncleared_steps(model: Model, name: str, share: Array, every: int) -> Array:
@@ -101,18 +110,42 @@ def computed_rows(model: Model, axis: int) -> Booleans:
     )
 
 
-def adding(model: Model, name: str, share: Array) -> Array:
-    """Return the shares if a worker adds each arriving gradient to the one that it has already sent on."""
-    W, geometry = model.workers, model.geometry
-    a, b = np.indices((W, W))
-    step, stays = geometry.steps("backward"), b if name == "dq" else a
-    found = np.zeros_like(share)
-    for hops in range(W + 1):
-        to = (stays + geometry.direction * hops) % W
-        times = np.array([comb(int(W - t), hops) for t in step.ravel()]).reshape(W, W)
+def routed(model: Model, name: str, share: Array, way: str) -> Array:
+    """Return the shares if a travelling gradient takes a wrong ``way``, one of ROUTES, from worker to worker."""
+    times, found = routes(model, name == "dq", way), np.zeros(model.shape)
+    share = np.broadcast_to(share, model.shape)
+    for a, b, to in zip(*np.nonzero(times), strict=True):
         there = (to, b) if name == "dq" else (a, to)
-        np.add.at(found, there, share * times[:, :, None, None, None])
+        found[there] += times[a, b, to] * share[a, b]
     return found
+
+
+def routes(model: Model, of_q: bool, way: str) -> Array:
+    """Return [a, b, worker]: how often a block's shares are in the gradient that each worker has at the end.
+
+    Every worker takes the gradient that has arrived, adds its share, and sends the gradient on. In *skipped* steps, the
+    mask hides the whole block. ``of_q``: the gradient is that of the queries.
+    """
+    W, on = model.workers, model.geometry.direction
+    computed = model.masks[0].any(axis=(2, 3, 4))
+    held, arrived = np.zeros((2, W, W, W))
+    for step in range(W + 1):  # after the last step, they have arrived at home
+        for r in range(W):
+            owner = (r - on * step) % W
+            at = (owner, r) if of_q else (r, owner)
+            skipped = step < W and not computed[at]
+            if not (skipped and way == "kept if skipped"):
+                held[r] = arrived[r] + (held[r] if way == "added" else 0)
+            if skipped and way == "lost if skipped":
+                held[r] = 0
+            if step < W and not skipped:
+                held[r][at] += 1
+        for r in range(W):
+            owner = (r - on * step) % W
+            at = (owner, r) if of_q else (r, owner)
+            if step < W and (computed[at] or way != "not sent if skipped"):
+                arrived[(r + on) % W] = held[r]
+    return np.moveaxis(held, 0, 2)
 
 
 def exchanged(model: Model, c: Choices, of_dv: Array, of_dk: Array) -> tuple[Array, Array]:
