@@ -251,18 +251,18 @@ def backward_starts(
     choices: Choices,
     match: Match,
 ) -> Iterator[Sequence[Start]]:
-    """Yield sets of faults that explain where a matrix is 0, then faults that explain one of several wrong matrices."""
+    """Yield faults that explain one of several wrong matrices, then sets of faults that explain where a matrix is 0."""
     by_zeros = [
         starts_of(reader, "backward", choices, ours, there, only)
         for only, (ours, there) in zeros_of(seen, match).items()
         if only != "dk"
     ]
-    yield from ([one for one in starts if len(one) == 1][:MOST_STARTS] for starts in by_zeros)
     wrong = [name for name, x in match.equal.items() if not x.all()]
     for name in wrong if len(wrong) > 1 else ():
         found = backward_faults(reader, seen, saved, choices, match, True, name)
         whole = [fault for fault, got in found if got.equal[name].all()]
         yield [(fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS]]
+    yield from ([one for one in starts if len(one) == 1][:MOST_STARTS] for starts in by_zeros)
     yield from ([one for one in starts if len(one) > 1][:MOST_STARTS] for starts in by_zeros)
 
 

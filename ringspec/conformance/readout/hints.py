@@ -6,6 +6,8 @@ to which dq is sent.
 
 from __future__ import annotations
 
+import numpy as np
+
 from ringspec.conformance.readout.kinds import Kind
 
 MASKS = "look at where the mask of a block gets the positions of its queries and keys, especially after the first transfer"
@@ -83,7 +85,7 @@ def hint_for(kind: Kind) -> str:
     It is the hint of the first group in HINTS with a choice that the fault changes. Wrong heads, and wrong tokens of
     the correct worker, have their own hints, which are chosen first.
     """
-    if ("mixed", "heads") in [(slot, value[-2]) for slot, value in kind.changes if slot == "mixed"]:
+    if any(slot == "mixed" and "heads" in np.asarray(value) for slot, value in kind.changes):
         return HEADS
     parts = [slot.partition(".") for slot in kind.slots]
     components = {component for _, _, component in parts if component}

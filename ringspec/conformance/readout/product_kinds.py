@@ -199,7 +199,7 @@ def skipped_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> I
     for way, words in {
         "kept if skipped": f"a skipped step does not take over the arriving {what}, and sends on those of the step before",
         "lost if skipped": f"a skipped step sends on zeros in place of the arriving {what}",
-        "not sent if skipped": f"a skipped step does not send {what} on",
+        "not sent if skipped": f"a skipped step does not pass {what} on",
     }.items():
         yield Kind(words, (("routed", (*names, way)),), 1.1)
 

@@ -139,7 +139,7 @@ class Replayed:
         parts: list[Compared] = []
         rounded = any(is_rounding(fault.kind) for fault in told.faults)
         for entry, rings in enumerate(self.rings):
-            found = []
+            found: list[Compared] = []
             for ring in rings:
                 if ring.given.geometry.visible_parts and (
                     found and found[-1].fits or not tiled(told)
