@@ -11,6 +11,7 @@ from ringspec.conformance.readout.choices import (
     DROPS,
     DROPS_IN_DS,
     DROPS_IN_L,
+    DS_FORMS,
     components,
     home,
 )
@@ -18,7 +19,10 @@ from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Kind, factors, factors_beside_scores
 from ringspec.conformance.readout.masks import Mask, every_mask, numbers_of
 from ringspec.conformance.readout.operands import Operand, of_tables
+from ringspec.conformance.readout.product_kinds import DS_WORDS
 
+# Wrong forms of dS that are not 0 in hidden pairs.
+IN_HIDDEN_PAIRS = ("p dp - delta", "dp - delta", "dp", "hidden pairs")
 CAP_WORDS = {
     "none": "the soft cap is not applied",
     "before the scale": "the soft cap is applied before the scale",
@@ -38,6 +42,11 @@ def block_kinds(
             words = f"the product for dv (not dS) is made as if {mask.words}"
             changes = (("value_mask", number_of(mask.pattern)),)
             yield Kind(words, changes, mask.cost + 0.2, of_tiles=True)
+            computed = (("computed", number_of(mask.pattern)),)
+            for form in IN_HIDDEN_PAIRS:
+                words = f"dS is {DS_WORDS[form]}, as if {mask.words}"
+                both = tuple((name, DS_FORMS.index(form)) for name in ("dq_form", "dk_form"))
+                yield Kind(words, (*both, *computed), mask.cost + 0.1, of_tiles=True)
         if mask.words:
             changes = (("mask", number_of(mask.pattern)),)
             yield Kind(mask.words, changes, mask.cost, of_tiles=mask.of_tiles)

@@ -132,6 +132,7 @@ class Choices:
         are listed in OF_QUERIES and OF_KEYS.
 
         For each pair or block:
+        ``computed``: the mask of the pairs in which a wrong form of dS is computed; -1: all pairs of a block with a visible one.
         ``mask``: the number of a mask. ``value_mask``: the same for the products with v and dy; -1 is the mask in ``mask``.
         ``hidden_score``: the score of a masked pair. ``times``: a factor on the score.
         ``centred``: whether the mean over the block's keys is subtracted from the scores.
@@ -294,6 +295,7 @@ def right_choices(geometry: Geometry) -> Choices:
         {
             **of,
             "value_mask": number - 1,
+            "computed": number - 1,
             "centred": number > 0,
             "hidden_score": np.full(one.shape, -np.inf),
             "exchanged": number > 0,

@@ -64,7 +64,7 @@ OF_ROW = ("lse", "delta", "dv_form", "centred", "value_mask")
 
 OF_SINKS = ("dsink", "dsink_times", "dsink_of", "sink_of", "sink_o")
 
-OF_GRADIENTS = set(OF_SINKS) | {
+OF_GRADIENTS = {*OF_SINKS, "computed"} | {
     f"{name}_{what}" for name in ("dq", "dk", "dv", "dbias") for what in ("to", "count", "form", "q", "k", "dy")
 }  # fmt: skip
 
@@ -112,5 +112,5 @@ CHANGED_BY = {
     "dk_q": BOTH[1:2], "dk_to": BOTH[1:2], "dk_count": BOTH[1:2], "dk_form": BOTH[1:2],
     "dbias_to": BOTH[2:], "dbias_k": BOTH[2:], "dbias_count": BOTH[2:], "dbias_form": BOTH[2:],
     "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dims": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH, "cap_slope": BOTH, "dlse_of": BOTH, "dlse_times": BOTH,
-    "exchanged": ("P", "dS of dk"), "stacked": ("P", "dS of dk"), "dq_of_group": BOTH[:1], **dict.fromkeys(OF_SINKS, ("dsinks",)),
+    "exchanged": ("P", "dS of dk"), "stacked": ("P", "dS of dk"), "computed": (), "dq_of_group": BOTH[:1], **dict.fromkeys(OF_SINKS, ("dsinks",)),
 }  # fmt: skip

@@ -55,8 +55,17 @@ OF_DV = (
     *OF_DROP,
     "drop_dv",
 )
-OF_DQ = ("dq_form", "dq_count", "ds_times", "dq_of_group", "cap_slope", *OF_DROP, "drop_ds")
-OF_DK = ("dk_form", "dk_count", "ds_times", "turned", "cap_slope", *OF_DROP, "drop_ds")
+OF_DQ = (
+    "dq_form",
+    "computed",
+    "dq_count",
+    "ds_times",
+    "dq_of_group",
+    "cap_slope",
+    *OF_DROP,
+    "drop_ds",
+)
+OF_DK = ("dk_form", "computed", "dk_count", "ds_times", "turned", "cap_slope", *OF_DROP, "drop_ds")
 # Properties of dropout in DROPS_IN_DS, looked up by the number of a form.
 NOT_IN_DP = np.array(["not in dp" in name for name in DROPS_IN_DS])
 IN_P = np.array(["in p" in name for name in DROPS_IN_DS])
@@ -167,7 +176,11 @@ def ds_of(
     ds = c["ds_times"] * p * (g - d) * slope
     if not form.any():
         return np.asarray(ds)
-    computed = shown(model, c["mask"]).any(axis=(3, 4), keepdims=True) & (c["count"] != 0)
+    computed = shown(model, c["mask"]).any(axis=(3, 4), keepdims=True)
+    if (c["computed"] >= 0).any():
+        pairs = shown(model, np.maximum(c["computed"], 0))
+        computed = np.where(c["computed"] < 0, computed, pairs)
+    computed = computed & (c["count"] != 0)
     of = {
         "right": ds, "p dp - delta": (p * g - d) * computed, "dp - delta": (g - d) * computed, "p": p,
         "p dp": p * g, "p delta": p * d, "p (dp + delta)": p * (g + d), "dp": g * computed,
