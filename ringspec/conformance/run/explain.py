@@ -54,6 +54,7 @@ from ringspec.conformance.target.protocol import Target
 EVALUATIONS_OF_ALL, EVALUATIONS_OF_ONE, LEAST = 20_000.0, 11_000.0, 1_000.0
 THOROUGH = 3.0  # times as many evaluations in a thorough search
 TOLD_IF_NOT_READ = ("layouts", "circulations", "directions", "masks", "features")
+MOST_AGREED = 3  # explanations of later problems by which a problem is read again
 BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
 
 
@@ -264,23 +265,38 @@ def runs_of(
 
 
 def agreed(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Read a problem by the faults of a later one if these explain it, too.
+    """Read a problem by the faults of a later one, or by a rule about tiles of any, if these explain it, too.
 
     Some faults, and some pairs of tokens, do not show in every problem: a causal mask hides pairs. Of two rules about
     tiles that hide the same pairs in one problem, another problem may show which one it is.
     """
     found = list(runs)
-    for number in range(len(runs) - 1):
-        run = runs[number]
+    for number, run in enumerate(runs):
         if run.reading is not None and run.reading.explained:
             own, special = faults_in(run.reading), irregular(run.reading)
-            later = [x.reading for x in runs[number + 1 :] if x.reading is not None]
+            before, later = (
+                [x.reading for x in part if x.reading is not None]
+                for part in (runs[:number], runs[number + 1 :])
+            )
             more = [x for x in later if faults_in(x) > own or (special and irregular(x))]
-            reading = read_as(run.problem, run.outputs, more)
-            if reading is not None:
-                both = with_sets_of(reading, run.reading)
-                found[number] = dataclasses.replace(run, reading=both)
+            more += [x for x in before if special and irregular(x)]
+            for other in distinct_from(run.reading, more):
+                reading = read_as(run.problem, run.outputs, [other])
+                if reading is not None:
+                    both = with_sets_of(reading, found[number].reading or reading)
+                    found[number] = dataclasses.replace(run, reading=both)
     return tuple(found)
+
+
+def distinct_from(reading: Reading, others: Sequence[Reading]) -> list[Reading]:
+    """Return the first few of the readings whose simplest faults differ from those of ``reading`` and from each other."""
+
+    def named(one: Reading) -> tuple[tuple[str, str, str], ...]:
+        return tuple(fault.name for x in one.passes if x.sets for fault in x.sets[0])
+
+    by_names = {named(one): one for one in reversed(others) if one.explained}
+    by_names.pop(named(reading), None)
+    return list(by_names.values())[::-1][:MOST_AGREED]
 
 
 def with_sets_of(reading: Reading, other: Reading) -> Reading:
