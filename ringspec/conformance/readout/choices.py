@@ -89,7 +89,7 @@ DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p d
 ROUTES = ("added", "kept if skipped", "lost if skipped", "not sent if skipped")
 MIXINGS = ("sum", "mean", "sum so far", "first", "last")  # over heads or workers
 OF_ALL = (
-    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "routed", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "mixed",
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "routed", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "mixed", "padded",
 )  # fmt: skip
 
 
@@ -170,6 +170,7 @@ class Choices:
         ``begins``: the :class:`Begins` of a query's softmax in each block or chunk; None if it begins with nothing.
         ``delta_dims``: the part of the head dimension over which delta is summed, from one fraction to another.
         ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
+        ``padded``: how many keys with score 0 and value 0 each row of a block sees besides its own, [a, b, 1, i]; None: none.
         ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
         ``mixed``: the gradients that are mixed, 'heads' or 'workers', and how, as in :func:`mixing`.
         ``stacked``: whether dk + dv is returned as dk, and the dk + dv of the next worker as dv.
@@ -312,6 +313,7 @@ def right_choices(geometry: Geometry) -> Choices:
             "routed": (),
             "uncleared": (),
             "l_of_group": False,
+            "padded": None,
             "tiles": None,
             "begins": None,
             "delta_dims": (0.0, 1.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,6 +21,8 @@ from ringspec.conformance.readout.operands import Operand, operand_kinds
 from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.sink_kinds import sink_kinds
 from ringspec.conformance.readout.sources import sources
+from ringspec.conformance.readout.tile_rules import sizes_in
+from ringspec.problem.model import Array, Booleans
 
 FINISH_WORDS = {
     "not divided": "o is not divided by l",
@@ -130,6 +133,7 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
     yield Kind(
         "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
     )
+    yield from padded_kinds(geometry, masks[0].pattern, distinct)
     for words, table in beside:
         yield Kind(f"o and lse are stored at the {words}", (("o_to", table),), 1.3, True)
     for number, layout in enumerate(believed(geometry), 1):
@@ -218,3 +222,36 @@ def result_kinds(geometry: Geometry) -> Iterator[Kind]:
                 (("result_of.head", table),),
                 1.25,
             )
+
+
+def padded_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Iterator[Kind]:
+    """Yield the mistake of counting the zeros that fill up the last tile of keys; ``visible``: the correct mask."""
+    for where, masked in ((" where no mask hides them", True), ("", False)):
+        of_sizes: dict[tuple[bytes, int], list[int]] = {}
+        for size in sizes_in(geometry.run):
+            table = padded_keys(visible, geometry.run, size, masked)
+            alike = table.tobytes(), 0 if distinct else size
+            if table.any() or not distinct:
+                of_sizes.setdefault(alike, []).append(size)
+        for sizes in of_sizes.values():
+            table = padded_keys(visible, geometry.run, sizes[0], masked)
+            tile = f"the last tile of {' or '.join(map(str, sizes))} keys of a block"
+            words = f"the zeros that fill up {tile} are counted as keys with score 0{where}"
+            yield Kind(words, (("padded", table),), 1.1 if masked else 1.2)
+
+
+def padded_keys(visible: Booleans, run: int, size: int, masked: bool) -> Array:
+    """Return how many keys fill up the last tile of ``size`` keys for each row of a block, [a, b, 1, i].
+
+    A kernel computes the visible part of each range of ``run`` slots. ``masked``: parts with hidden pairs have a mask,
+    which hides these keys.
+    """
+    added = np.zeros(visible.shape[:4])
+    slots = range(0, visible.shape[3], run)
+    for top, left in itertools.product(slots, slots):
+        part = visible[..., top : top + run, left : left + run]
+        rows, keys = part.any(axis=4), part.any(axis=3).sum(axis=-1)
+        whole = part.sum(axis=(3, 4)) == keys * rows.sum(axis=-1)
+        counted = -keys % size * (whole | (not masked))
+        added[..., top : top + run] += rows * counted[..., None]
+    return added

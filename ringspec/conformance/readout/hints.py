@@ -30,7 +30,7 @@ ROUNDING = "look at where these values are converted to a 16-bit format, or stor
 
 # Hints by the names of the choices; hint_for gives HEADS and ORDER before it looks here.
 HINTS = {
-    MASKS: ("mask", "value_mask", "hidden_score"),
+    MASKS: ("mask", "value_mask", "hidden_score", "padded"),
     LOOP: ("count",),
     SCORES: ("times", "centred", "cap", "cap_slope"),
     MERGING: (

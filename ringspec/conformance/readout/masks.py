@@ -15,12 +15,13 @@ from functools import cached_property, partial
 import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry, Window, believed, relations
-from ringspec.conformance.readout.tile_rules import Rule, rules_of_tiles
+from ringspec.conformance.readout.tile_rules import LARGEST_TILE, Rule, rules_of_tiles
 from ringspec.problem.model import Booleans, Integers
 
 OF_SIZES = re.compile(
     r"tiles of (?P<rows>\d+( or \d+)*) queries and (?P<keys>\d+( or \d+)*) keys (?P<rule>.+)"
 )
+OF_SHORT = re.compile(r"the short last tile of (?P<size>\d+( or \d+)*) (?P<rest>.+)")
 SEVERAL = re.compile(r"\b(\d+)(?: or \d+)+\b(?= queries| keys)")
 
 
@@ -62,6 +63,10 @@ def with_more_sizes(words: str, more: str) -> str:
 
     ``words`` are returned as they are if ``more`` is not the same rule for other sizes.
     """
+    ours, theirs = OF_SHORT.match(words), OF_SHORT.match(more)
+    if ours is not None and theirs is not None and ours["rest"] == theirs["rest"]:
+        sizes = " or ".join(dict.fromkeys((*ours["size"].split(" or "), theirs["size"])))
+        return f"the short last tile of {sizes} {ours['rest']}"
     ours, theirs = OF_SIZES.match(words), OF_SIZES.match(more)
     if ours is None or theirs is None or ours["rule"] != theirs["rule"]:
         return words
@@ -144,6 +149,8 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     right = see(q, k, causal, window)
     yield Mask("", right)
     yield Mask("", np.zeros_like(right))
+    for words, pattern in short_tiles(geometry, right):
+        yield Mask(words, pattern, 1.6, True)
     if geometry.sees_all:
         yield Mask("a causal mask is applied although the call has none", see(q, k, True, None))
         yield Mask(
@@ -180,6 +187,17 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     for owner, table in queries.items():
         pattern = see(geometry.position[table], k, causal, window) & geometry.real_pairs
         yield Mask(f"the mask is the one for queries of {owner}", pattern, 1.5)
+
+
+def short_tiles(geometry: Geometry, right: Booleans) -> Iterator[tuple[str, Booleans]]:
+    """Yield what is visible if the short last tile of the visible part of each block is skipped."""
+    for side, axis in (("queries", 3), ("keys", 4)):
+        part = right.any(axis=7 - axis, keepdims=True)
+        last = part.sum(axis=axis, keepdims=True)
+        number = np.cumsum(part, axis=axis)
+        for size in range(2, LARGEST_TILE + 1):
+            shown = right & (number <= last - last % size)
+            yield f"the short last tile of {size} {side} of each block is skipped", shown
 
 
 def patterns_of_tiles(geometry: Geometry, right: Booleans) -> Iterator[Rule]:

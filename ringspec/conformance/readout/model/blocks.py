@@ -25,6 +25,7 @@ OF_WEIGHTS = (
     *components("result_of"),
     "value_mask",
     "l_of_group",
+    "padded",
     "tiles",
     "begins",
     "part_lse",
@@ -43,6 +44,8 @@ def blocks(model: Model, c: Choices) -> tuple[Array, Array, Array, Array]:
         l = in_row_sums(model, e, c).sum(axis=4)
         if c["l_of_group"]:
             l = over_group(l, model.group, 2)
+        if c["padded"] is not None:
+            l = l + c["padded"] * np.exp(-finite_shift(m))
         p = e / nonzero(l)[..., None]
         p_of_v = for_values(model, c, p, m, l)
         if c["tiles"] and not c["tiles"].through:

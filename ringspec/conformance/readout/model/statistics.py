@@ -13,6 +13,7 @@ from ringspec.conformance.readout.model.arrays import chosen, log_of, nonzero
 from ringspec.conformance.readout.model.forward import Forward
 from ringspec.conformance.readout.model.merging import ends
 from ringspec.conformance.readout.model.ring import Model
+from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.problem.model import Array
 from ringspec.spec.online_softmax import finite_shift
 
@@ -44,8 +45,12 @@ def row_lse(
     saved = np.asarray(model.part("lse", (lse, at), lambda: lse.reshape(-1)[at]))
     if not c["lse"].any():
         return saved
+    # A block's lse comes from its forward pass, so tiles that the backward pass skips count in it.
+    mask = forward.choices["mask"]
+    masked = s if mask is c["mask"] else scores_of_pairs(model, Choices({**c.of, "mask": mask}))
     m = s.max(axis=4)
-    local = log_of(m, np.exp(s - finite_shift(m)[..., None]).sum(axis=4))[..., None]
+    shift = finite_shift(masked.max(axis=4))
+    local = log_of(shift, np.exp(masked - shift[..., None]).sum(axis=4))[..., None]
     top, last, first = (x.reshape(-1)[at] for x in (forward.maximum, *forward.ends))
     of = {
         "right": saved, "block": local, "base 2": saved / LN2, "times ln 2": saved * LN2, "maximum": top,
