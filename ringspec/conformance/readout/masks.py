@@ -150,7 +150,7 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     yield Mask("", right)
     yield Mask("", np.zeros_like(right))
     for words, pattern in short_tiles(geometry, right):
-        yield Mask(words, pattern, 1.6, True)
+        yield Mask(words, pattern, 1.95, True)
     if geometry.sees_all:
         yield Mask("a causal mask is applied although the call has none", see(q, k, True, None))
         yield Mask(

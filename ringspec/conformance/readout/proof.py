@@ -168,7 +168,9 @@ def unrefuted(
         if expressible(problem.proof) and BATCHES not in problem.id
     ]
     # Problems that got the faults of others say nothing about which of these faults it is; see with_others.
-    replayed = [proof for _, proof in proofs]
+    # Faults that show with direction -1 alone are not refuted by what is right with direction 1.
+    parts = [part for part in SHOWN_ONLY if all(part in one.problem for one in readings)]
+    replayed = [proof for id, proof in proofs if all(part in id for part in parts)]
     own = [
         one
         for one in readings
