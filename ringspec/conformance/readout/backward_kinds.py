@@ -28,6 +28,7 @@ from ringspec.conformance.readout.product_kinds import (
     goal_kinds,
     overwritten_kinds,
     product_kinds,
+    replaced_kinds,
 )
 from ringspec.conformance.readout.sink_kinds import dsink_kinds
 from ringspec.conformance.readout.sources import sources
@@ -98,6 +99,7 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
     yield from operand_kinds(geometry, "backward", masks, distinct)
     yield from product_kinds(geometry, distinct)
     yield from overwritten_kinds(geometry, masks[0].pattern, distinct)
+    yield from replaced_kinds(geometry, masks[0].pattern)
     if geometry.softcap is not None:
         for name, words in CAP_SLOPE_WORDS.items():
             yield Kind(words, (("cap_slope", CAP_SLOPES.index(name)),), 0.95)

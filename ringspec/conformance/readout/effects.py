@@ -50,7 +50,7 @@ OF_EARLIER_MERGES = ("finish", "lse_out", "tiles")
 OF_OTHER_ROWS = (
     "o_tokens", "o_to", *components("o_row"), *components("lse_row"), *components("result_of"), "stays", "not_home",
     "l_of_group",
-    "padded",
+    "padded", "other_o",
 )  # fmt: skip
 
 # Choices by which a gradient adds a share to another row, or adds it again elsewhere; and "exchanged".

@@ -24,6 +24,12 @@ from ringspec.conformance.readout.sources import sources
 from ringspec.conformance.readout.tile_rules import sizes_in
 from ringspec.problem.model import Array, Booleans
 
+OTHER_O_WORDS = {
+    "first by next": "the o of a worker's first block is overwritten by that of its next block before it is merged (lse is not)",
+    "next": "the o of each block is overwritten by that of the next block before it is merged (lse is not)",
+    "last": "the o of the last block is merged in place of that of every block (lse is right)",
+    "previous": "each block's lse is merged with the o of the block before",
+}
 FINISH_WORDS = {
     "not divided": "o is not divided by l",
     "divided twice": "o is divided by l twice",
@@ -133,6 +139,8 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
     yield Kind(
         "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
     )
+    for how, words in OTHER_O_WORDS.items() if geometry.workers > 1 else ():
+        yield Kind(words, (("other_o", how),), 1.15)
     yield from padded_kinds(geometry, masks[0].pattern, distinct)
     for words, table in beside:
         yield Kind(f"o and lse are stored at the {words}", (("o_to", table),), 1.3, True)

@@ -75,7 +75,7 @@ HINTS = {
     DROPOUT: ("drop", "drop_q", "drop_k", "drop_times", "drop_l", "drop_ds", "drop_dv"),
     BIAS: ("bias_q", "bias_k", "bias_times", "dbias_to", "dbias_k", "dbias_count", "dbias_form"),
     GRADIENTS: ("ds_times", "dq_count", "dk_count", "dv_count"),
-    SOURCES: ("q", "k", "v"),
+    SOURCES: ("q", "k", "v", "other_o"),
 }
 
 

@@ -116,6 +116,28 @@ def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
             yield Kind(words, at_counts(names, again), 1.2)
 
 
+def replaced_kinds(geometry: Geometry, visible: Booleans) -> Iterator[Kind]:
+    """Yield the mistakes of writing a block's gradients over what was added up before; ``visible``: the correct mask."""
+    for names in GRADIENTS[:4]:
+        of_rows = visible.any(axis=4 if names == ("dq",) else 3, keepdims=True)
+        of_blocks = visible.any(axis=(3, 4), keepdims=True)
+        for seen, where in ((of_rows, "the rows that it sees"), (of_blocks, "all rows")):
+            last, first = last_and_first(geometry, seen, 1 if names == ("dq",) else 0)
+            words = f"a block's {listing(names)} {verb(names)}"
+            replaced = f"{words} written over what was added up before, in {where}"
+            yield Kind(replaced, at_counts(names, last.astype(float)), 1.2)
+            doubled = f"{words} written over what was added up before, in {where}, and then added to itself"
+            yield Kind(doubled, at_counts(names, last * (2.0 - first)), 1.25)
+
+
+def last_and_first(geometry: Geometry, seen: Booleans, axis: int) -> tuple[Booleans, Booleans]:
+    """Return whether a block is the last, and the first, that a row sees along ``axis`` of ``seen``."""
+    step = geometry.steps("backward")[:, :, None, None, None]
+    last = np.where(seen, step, -1).max(axis=axis, keepdims=True)
+    first = np.where(seen, step, geometry.workers).min(axis=axis, keepdims=True)
+    return seen & (step == last), seen & (step == first)
+
+
 def overwritten_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes of keeping a gradient of only one tile of each block, because the tiles overwrite each other.
 

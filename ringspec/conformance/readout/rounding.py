@@ -79,7 +79,40 @@ def forward_rounding(
         values = Values(got, ours, ~near(got, ours, size, tolerance))
         if values.wrong.any():
             found[name] = how_rounded(values, name, name, stored)
+    if "o" in found and (found["o"] is None or COARSE in found["o"]):
+        found["o"] = rounded_products(seen.weights, match.ours["A"], tolerance) or found["o"]
     return in_words(found)
+
+
+def rounded_products(seen: Array, ours: Array, tolerance: float) -> str | None:
+    """Say that the p in the product with v is rounded, if the weights [a, b, h, i, j] show it; None if they do not.
+
+    A kernel rounds e^(s - m), with the maximum m of the keys so far, which is some score of the row. So some pair of the
+    row must have a score from which the rounding of this pair follows.
+    """
+    rows, expected = (
+        np.moveaxis(x, 1, 3).reshape(-1, x.shape[1] * x.shape[4]) for x in (seen, ours)
+    )
+    pairs = np.abs(expected) > ZERO
+    for name in NARROW:
+        for words, rounding in ((ROUNDED, round_to), (CUT, cut)):
+            fits = np.zeros(rows.shape, bool)
+            for other in expected.T:
+                with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                    p = expected / other[:, None]
+                    possible = np.isfinite(p) & (p <= 1)
+                    p = np.where(possible, p, 1.0)
+                    error = np.abs(rows - expected * (rounding(p, name) / p))
+                fits |= possible & (error <= tolerance * np.abs(expected))
+            if fits[pairs].mean() >= NEARLY_ALL:
+                return f"p in the product with v is {words} {name}"
+    return None
+
+
+def cut(x: Array, name: str) -> Array:
+    """Return positive numbers, rounded towards 0 to a 16-bit format."""
+    nearest = round_to(x, name)
+    return np.where(nearest > x, round_to(x * (1 - unit_roundoff(name)), name), nearest)
 
 
 def backward_rounding(

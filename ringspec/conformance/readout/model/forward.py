@@ -32,7 +32,7 @@ from ringspec.conformance.readout.model.scores import drop_factors, scores_of_pa
 from ringspec.conformance.readout.model.sinks import with_sinks
 from ringspec.conformance.readout.model.storing import landed
 from ringspec.conformance.readout.model.tile_merging import through_tiles
-from ringspec.problem.model import Array
+from ringspec.problem.model import Array, Booleans, Integers
 
 MERGED = 3  # the work of merging all blocks, in evaluations of a table over all pairs
 
@@ -91,7 +91,7 @@ def forward_pass(model: Model, c: Choices) -> Forward:
         kind = of_workers(c["finish"])
         total = chosen(kind, FINISHES, totals)
         omega = np.where(kind == before, early[0], omega)
-    weights = weights_of_pairs(model, omega / total, p_of_v, "o" in c["stays"]) * c["o_times"]
+    weights = weights_of_pairs(model, omega / total, l, p_of_v, c) * c["o_times"]
     if c["tiles"] and c["tiles"].through:
         run_m, run_l, weights = through_tiles(model, scores_of_pairs(model, c), c)
         weights = weights * c["o_times"] * drop_factors(model, c)
@@ -137,17 +137,41 @@ def forward_pass(model: Model, c: Choices) -> Forward:
     )
 
 
-def weights_of_pairs(model: Model, omega: Array, p_of_v: Array, stays: bool) -> Array:
+def weights_of_pairs(model: Model, omega: Array, l: Array, p_of_v: Array, c: Choices) -> Array:
     """Return the weights of pairs in o from ``omega`` [step, a, h, i], the weights of the blocks.
 
-    ``stays``: in a ring that sends queries, each worker keeps its o and merges the results of all visiting queries
-    into it.
+    If o stays, in a ring that sends queries, each worker merges the results of all visiting queries into its own o.
     """
+    stays = "o" in c["stays"]
     found, shift = np.zeros(p_of_v.shape), model.geometry.direction * stays
+    merged_at = steps_of_o(l[model.rows[:, None], model.order] != 0, c["other_o"])
     for t in range(model.workers):
         visitor = (model.rows - shift * t) % model.workers
-        keys = model.rows if stays else model.order[:, t]
-        found[model.rows, keys] += omega[t][..., None] * p_of_v[visitor, keys]
+        for step in range(model.workers):
+            here = merged_at[t] == step
+            if here.any():
+                keys = model.rows if stays else model.order[:, step]
+                found[model.rows, keys] += (omega[t] * here)[..., None] * p_of_v[visitor, keys]
+    return found
+
+
+def steps_of_o(seen: Booleans, other: str) -> Integers:
+    """Return the step whose o a row merges in each step, [step, a, h, i]; ``other``: one of OTHER_O, or ''.
+
+    ``seen`` [a, step, h, i]: whether the row sees a key in this step. A block does not write to other rows.
+    """
+    steps = np.arange(seen.shape[1])
+    found = np.broadcast_to(steps[:, None, None, None], seen.swapaxes(0, 1).shape).copy()
+    computed = seen.any(axis=(2, 3))
+    for t in steps if other else ():
+        if other in ("last", "previous"):
+            for step in range(t, len(steps)) if other == "last" else range(t):
+                found[t] = np.where(seen[:, step], step, found[t])
+        elif other == "next" or t == 0:
+            later = computed & (steps > t)
+            after = np.where(later.any(axis=1), later.argmax(axis=1), t)
+            rows = seen[np.arange(len(seen)), after]
+            found[t] = np.where(rows, after[:, None, None], t)
     return found
 
 
