@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.problems import BACKWARDS, ODD_SLOTS, SLOTS, Problem
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
-from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, told
+from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, accounts, told
 
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
@@ -43,8 +43,17 @@ def read_proven(
     if same is not None:
         return same
     known = dict.fromkeys(faults for one in earlier for faults in explained_sets(one))
-    found = read(problem, outputs[0], share, outputs[1], list(known)[::-1])
-    return proven(found, problem, outputs[1])
+    names = list(known)[::-1]
+    found = read(problem, outputs[0], share, outputs[1], names)
+    shown = proven(found, problem, outputs[1])
+    if shown.explained or not found.explained:
+        return shown
+    # The least simple fault is the least likely, so the search is repeated without its kind.
+    faults = [fault for one in found.passes for faults in one.sets[:1] for fault in faults]
+    least = max(faults, key=lambda fault: fault.cost).kind if faults else ""
+    again = proven(read(problem, outputs[0], share, outputs[1], names, least), problem, outputs[1])
+    best = again if again.explained else shown
+    return dataclasses.replace(best, evaluations=found.evaluations + again.evaluations)
 
 
 def explained_sets(reading: Reading) -> tuple[tuple[Named, ...], ...]:
@@ -169,15 +178,18 @@ def unrefuted(
     ]
     # Problems that got the faults of others say nothing about which of these faults it is; see with_others.
     # Faults that show with direction -1 alone are not refuted by what is right with direction 1.
-    parts = [part for part in SHOWN_ONLY if all(part in one.problem for one in readings)]
-    replayed = [proof for id, proof in proofs if all(part in id for part in parts)]
-    own = [
-        one
-        for one in readings
-        if one.evaluations
-        or not (BATCHES in one.problem or (one.explained and all_refuted(one, replayed)))
-    ]
-    found = told([without_refuted(one, replayed) for one in own])
+    shown = [part for part in SHOWN_ONLY if all(part in one.problem for one in readings)]
+
+    def right_with(parts: Iterable[str]) -> list[Replayed]:
+        return [proof for id, proof in proofs if all(part in id for part in parts)]
+
+    def says_nothing(one: Reading) -> bool:
+        parts = [part for part in SHOWN_ONLY if part in one.problem]
+        return BATCHES in one.problem or (one.explained and all_refuted(one, right_with(parts)))
+
+    own = [one for one in readings if one.evaluations or not says_nothing(one)]
+    found = told([without_refuted(one, right_with(shown)) for one in own])
+    found = with_same_faults(found, own, [one for one in readings if one not in own])
     against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
     if not against:
         return found
@@ -194,6 +206,23 @@ def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
     if against:
         said.append(f"This does not hold in {', '.join(against)}, whose results are right.")
     return tuple(said)
+
+
+def with_same_faults(found: Told, own: Sequence[Reading], left: Sequence[Reading]) -> Told:
+    """Count those of the readings ``left`` whose faults are those of one of ``own`` that has a sentence of its own."""
+    named = [one for one in own if one.problem in found.others]
+    also = [
+        one.problem
+        for one in left
+        if any(
+            all(
+                accounts(phase, part.sets[0] if part and part.sets else (), other)
+                for phase, part in (("forward", one.forward), ("backward", one.backward))
+            )
+            for other in named
+        )
+    ]
+    return dataclasses.replace(found, others=(*found.others, *also))
 
 
 def with_others(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:

@@ -52,10 +52,13 @@ class Reader:
 
     ``tolerance``: the largest difference that counts as equal, relative to the size of an element's terms.
     ``evaluations``: the most that all searches together may compute, in tables over all pairs.
+    ``refuted``: the words of a kind that is not tried; '' if all are.
     """
 
-    def __init__(self, pairs: Pairs, tolerance: float, evaluations: float = EVALUATIONS) -> None:
-        geometry = pairs.geometry
+    def __init__(
+        self, pairs: Pairs, tolerance: float, evaluations: float = EVALUATIONS, refuted: str = ""
+    ) -> None:
+        geometry, self.refuted = pairs.geometry, refuted
         self.geometry, self.tolerance, self.evaluations = geometry, tolerance, evaluations
         self.masks = masks_of(geometry)
         self.model = Model(pairs, [mask.pattern for mask in self.masks], dealt_otherwise(geometry))
@@ -94,6 +97,7 @@ class Reader:
         if phase not in self.kept:
             blocks = block_places(self.geometry, phase, self.masks[0].pattern)
             kinds = kinds_of(self.geometry, phase, self.masks)
+            kinds = [kind for kind in kinds if kind.words != self.refuted]
             kinds.sort(key=lambda kind: not kind.slots & set(OF_ALL))  # these take one evaluation
             self.kept[phase] = kinds, Places(self.geometry, blocks)
         return self.kept[phase]

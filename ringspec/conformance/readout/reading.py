@@ -165,11 +165,12 @@ def read(
     share: float = 1.0,
     proof: Outputs | None = None,
     known: Sequence[Sequence[Named]] = (),
+    refuted: str = "",
 ) -> Reading:
     """Explain the results of one problem; ``share``: the part of the usual work that its searches may do.
 
     ``proof``: the results of the call with random inputs, if they are known. ``known``: sets of faults that other
-    problems showed.
+    problems showed. ``refuted``: a kind of fault that is not tried.
     """
     geometry = problem.pairs.geometry
     results = without_padding(geometry, {x: joined(map(load, outputs[x])) for x in outputs})
@@ -180,7 +181,7 @@ def read(
     if agrees(results, expected, problem.tolerance):
         return Reading(problem.id, True)
     names = [[one.name for one in faults if not is_rounding(one.kind)] for faults in known]
-    given = Given(problem, seen, share, proof or {}, names)
+    given = Given(problem, seen, share, proof or {}, names, refuted)
     found = read_both(given)
     if geometry.layout in IN_PARTS and not settled(found):
         there = dataclasses.replace(given, visible_parts=True)
@@ -221,7 +222,8 @@ def better(one: Reading, other: Reading) -> Reading:
 class Given:
     """What was read from the results of a problem; ``share`` and ``proof`` are as for :func:`read`.
 
-    ``known``: the names of the faults that other problems showed. ``visible_parts``: as in a ring's geometry.
+    ``known``: the names of the faults that other problems showed. ``refuted``: a kind that is not tried, or ''.
+    ``visible_parts``: as in a ring's geometry.
     """
 
     problem: Problem
@@ -229,6 +231,7 @@ class Given:
     share: float
     proof: Outputs
     known: Sequence[Sequence[tuple[str, str, str]]]
+    refuted: str = ""
     visible_parts: bool = False
 
 
@@ -410,7 +413,7 @@ def read_forward_as(given: Given, travels: str) -> ForwardRead:
         problem.pairs.geometry, forward_travels=travels, visible_parts=given.visible_parts
     )
     pairs = dataclasses.replace(problem.pairs, geometry=there)
-    reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS)
+    reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS, given.refuted)
     model, known = reader.model, Known(reader, given.known).faults("forward")
     explained, passed = explained_by(
         given,

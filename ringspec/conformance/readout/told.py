@@ -18,7 +18,8 @@ from ringspec.conformance.readout.rounding import is_rounding
 
 MOST_ALTERNATIVES = 2
 MOST_OTHERS = 2  # problems with further faults
-SIMPLE = 2.0  # the largest cost of such a fault: less simple ones may have another cause
+SIMPLE = 2.0  # the largest cost of such a fault in a problem that was not searched
+STILL_SIMPLE = 3.0  # and in one that was: less simple ones may have another cause
 ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too
 # In a problem about batches, these words stand in place of the first ones.
 BATCHES = "/batches"  # in the id of a problem
@@ -138,7 +139,7 @@ def of_other_problems(
             for fault in best_of(phase, part, others)[0]
         ]
         new = [fault for fault in found if name_in_any(fault) not in known]
-        if not found or any(fault.cost > SIMPLE for fault in new):
+        if not found:
             continue
         missing = known - {name_in_any(fault) for fault in found}
         if not (new or missing):  # the same faults in another order
@@ -150,10 +151,12 @@ def of_other_problems(
         words = [fault.told() for fault in said] + ([base] if base else [])
         words = [in_batches(x) for x in words] if BATCHES in one.problem else words
         key = how, " ".join(words)
-        if key not in problems and len(problems) == MOST_OTHERS:
+        largest = STILL_SIMPLE if one.evaluations else SIMPLE
+        is_new = key not in problems
+        if is_new and (len(problems) == MOST_OTHERS or any(fault.cost > largest for fault in new)):
             continue
         ids.append(one.problem)
-        if one.evaluations or key not in problems:
+        if one.evaluations or is_new:
             problems.setdefault(key, []).append(one.problem)
     sentences = [f"{', '.join(named)}{how}: {words}" for (how, words), named in problems.items()]
     return sentences, ids
