@@ -299,9 +299,12 @@ def backward_faults(
     model = reader.model
     here = shares_of_pairs(model, choices, *saved)
     wrong = {name: not x.all() for name, x in match.equal.items()}
-    may_help = useful(reader, "backward", kinds, choices, zeros_of(seen, match))
+    zeros = zeros_of(seen, match)
+    if (choices["value_mask"] >= 0).any():
+        zeros[""] = zeros[KERNELS[0]]  # P has a mask of its own, so that other masks show in dS alone
+    may_help = useful(reader, "backward", kinds, choices, zeros)
     for kind in itertools.takewhile(model.may_go_on, may_help):
-        touched = of_interest(kind, wrong, last, alone)
+        touched = of_interest(kind, choices, wrong, last, alone)
         if not touched:
             continue
         everywhere = Fault("backward", kind, places.blocks[0])
@@ -363,12 +366,16 @@ def is_loss(kind: Kind) -> bool:
     )
 
 
-def of_interest(kind: Kind, wrong: Mapping[str, bool], last: bool, alone: str) -> list[str]:
+def of_interest(
+    kind: Kind, choices: Choices, wrong: Mapping[str, bool], last: bool, alone: str
+) -> list[str]:
     """Return the matrices in which a kind is judged; none if it cannot help.
 
-    ``wrong``: which matrices are wrong. ``last`` and ``alone`` are as for :func:`backward_faults`.
+    ``wrong``: which matrices are wrong. ``choices``, ``last`` and ``alone`` are as for :func:`backward_faults`.
     """
     touched = [name for name in matrices(kind) if name in wrong]
+    if kind.slots == {"mask"} and (choices["value_mask"] >= 0).any():
+        touched = [name for name in touched if name != "P" or wrong["P"]]  # it has its own mask
     to_explain = [alone] if alone else [name for name in wrong if wrong[name]]
     if not any(wrong[name] for name in touched):
         return []
