@@ -8,6 +8,7 @@ from ringspec.conformance.readout.choices import (
     CAP_SLOPES,
     CAPS,
     DELTAS,
+    DS_FORMS,
     LSES,
 )
 from ringspec.conformance.readout.geometry import Geometry
@@ -21,6 +22,7 @@ from ringspec.conformance.readout.kinds import (
     listing,
     verb,
 )
+from ringspec.conformance.readout.last_tiles import clamped_kinds
 from ringspec.conformance.readout.masks import Mask
 from ringspec.conformance.readout.operands import Operand, operand_kinds
 from ringspec.conformance.readout.product_kinds import (
@@ -98,6 +100,14 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         )
     yield from operand_kinds(geometry, "backward", masks, distinct)
     yield from product_kinds(geometry, distinct)
+    zeros = (
+        ("times", 0.0),
+        ("dq_count", 0.0),
+        ("dk_form", DS_FORMS.index("p delta")),
+        ("dk_count", -1.0),
+    )
+    yield Kind("keys and values are 0 (the block counts with score 0)", zeros, 1.2)
+    yield from clamped_kinds(geometry, masks[0].pattern, "backward", distinct)
     yield from overwritten_kinds(geometry, masks[0].pattern, distinct)
     yield from replaced_kinds(geometry, masks[0].pattern)
     if geometry.softcap is not None:

@@ -266,13 +266,19 @@ def backward_starts(
     yield from ([one for one in starts if len(one) > 1][:MOST_STARTS] for starts in by_zeros)
 
 
-def zeros_of(seen: Seen, match: Match) -> dict[str, tuple[Booleans, Booleans]]:
-    """Return the pairs that are not 0, as predicted and as observed, in a matrix of both kernels (''), of each, and in dk."""
+def zeros_of(
+    seen: Seen, match: Match, choices: Choices | None = None
+) -> dict[str, tuple[Booleans, Booleans]]:
+    """Return the pairs that are not 0, as predicted and as observed, in a matrix of both kernels (''), of each, and in dk.
+
+    ``choices``: if the product for dv has a mask of its own there, the matrix of both is dS, in which other masks show.
+    """
     p, ds, of_dk = (
         (np.abs(match.ours[name]) > ZERO, np.abs(np.asarray(was)) > ZERO)
         for name, was in (("P", seen.p), ("dS of dq", seen.ds_of_dq), ("dS of dk", seen.ds_of_dk))
     )
-    return {"": p, KERNELS[1]: p, KERNELS[0]: ds, "dk": of_dk}
+    own = choices is not None and (choices["value_mask"] >= 0).any()
+    return {"": ds if own else p, KERNELS[1]: p, KERNELS[0]: ds, "dk": of_dk}
 
 
 def backward_faults(
@@ -299,10 +305,7 @@ def backward_faults(
     model = reader.model
     here = shares_of_pairs(model, choices, *saved)
     wrong = {name: not x.all() for name, x in match.equal.items()}
-    zeros = zeros_of(seen, match)
-    if (choices["value_mask"] >= 0).any():
-        zeros[""] = zeros[KERNELS[0]]  # P has a mask of its own, so that other masks show in dS alone
-    may_help = useful(reader, "backward", kinds, choices, zeros)
+    may_help = useful(reader, "backward", kinds, choices, zeros_of(seen, match, choices))
     for kind in itertools.takewhile(model.may_go_on, may_help):
         touched = of_interest(kind, choices, wrong, last, alone)
         if not touched:
@@ -324,13 +327,7 @@ def backward_faults(
             yield everywhere, got
             continue
         if touched == ["dsinks"]:
-            was, now = (np.all(x.equal["dsinks"], axis=2) for x in (match, got))
-            good, bad = (
-                x[:, None, :, None, None] & np.ones(reader.model.shape, bool)[:, :1]
-                for x in (now & ~was, was & ~now)
-            )
-            if good.any():
-                yield from reader.at_best(kind, reader.workers, good, bad, attempt, "backward")
+            yield from in_sinks(reader, kind, attempt, match, got)
             continue
         moved = {LANDING[name] for name in names_of(kind) if name in LANDING}
         stay = [name for name in touched if name not in moved and changes(match, got, name)]
@@ -357,6 +354,17 @@ def backward_faults(
         pairs = np.asarray((every[0] > 0) & ~every[1] & right)
         if any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
             yield from reader.in_pairs("backward", kind, pairs, attempt)
+
+
+def in_sinks(reader: Reader, kind: Kind, attempt: Attempt, match: Match, got: Match) -> Candidates:
+    """Try a kind that changes only dsinks; ``got``: the match with the kind on all workers."""
+    was, now = (np.all(x.equal["dsinks"], axis=2) for x in (match, got))
+    good, bad = (
+        x[:, None, :, None, None] & np.ones(reader.model.shape, bool)[:, :1]
+        for x in (now & ~was, was & ~now)
+    )
+    if good.any():
+        yield from reader.at_best(kind, reader.workers, good, bad, attempt, "backward")
 
 
 def is_loss(kind: Kind) -> bool:

@@ -100,7 +100,8 @@ class Tiles:
 
     ``merge``: the name of the mistake. ``through``: the tiles of all blocks are merged into one running state;
     otherwise each block begins with an empty state. ``own``: only the block of a worker with its own keys (step 0) is
-    divided. ``chunks``: each chunk of a block's keys begins with an empty state, and the results of the chunks are merged
+    divided. ``blocks``: only blocks that a mask hides in part ('masked'), or only the others ('whole'), are computed in these
+    tiles; '' if all are. ``chunks``: each chunk of a block's keys begins with an empty state, and the results of the chunks are merged
     correctly. ``last``: only the merges of the last step are wrong.
     """
 
@@ -110,6 +111,7 @@ class Tiles:
     own: bool = False
     chunks: bool = False
     last: bool = False
+    blocks: str = ""
 
     def of(self, geometry: Geometry, step: int = 0) -> list[slice]:
         """Return the keys of each tile of a block, as slices."""
@@ -166,7 +168,7 @@ class Choices:
         ``dy_ones``: whether dy is taken as 1 everywhere.
         ``routed``: the travelling gradients that take a wrong way between the workers, and the name of this way, one of ROUTES.
         ``uncleared``: the gradients whose buffers are not cleared; then 'steps' and the number of steps after which a
-        buffer is used again, or 'tiles' and the size of a tile.
+        buffer is used again; or 'tiles', or the ``blocks`` of :class:`Tiles`, and the size of a tile.
         ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.
         ``begins``: the :class:`Begins` of a query's softmax in each block or chunk; None if it begins with nothing.
         ``delta_dims``: the part of the head dimension over which delta is summed, from one fraction to another.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,15 +13,14 @@ from ringspec.conformance.readout.choices import (
     Tiles,
 )
 from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
-from ringspec.conformance.readout.kinds import Kind, factors
+from ringspec.conformance.readout.kinds import WITH_A_MASK, Kind, factors
+from ringspec.conformance.readout.last_tiles import clamped_kinds, padded_kinds
 from ringspec.conformance.readout.masks import Mask, every_mask, numbers_of
 from ringspec.conformance.readout.merges import MERGES
 from ringspec.conformance.readout.operands import Operand, operand_kinds
 from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.sink_kinds import sink_kinds
 from ringspec.conformance.readout.sources import sources
-from ringspec.conformance.readout.tile_rules import sizes_in
-from ringspec.problem.model import Array, Booleans
 
 OTHER_O_WORDS = {
     "first by next": "the o of a worker's first block is overwritten by that of its next block before it is merged (lse is not)",
@@ -90,8 +88,13 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
     yield from operand_kinds(geometry, "forward", masks, distinct)
     yield from sum_kinds(geometry, masks, distinct)
     yield from merge_kinds(geometry, distinct)
+    if not geometry.sees_all:
+        everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
+        words = "hidden pairs are merged into lse, but not into o: the running o stays as it was"
+        kept = MERGES.index("o kept")
+        yield Kind(words, (("mask", everything), ("merge", kept)), 1.15)
     yield from part_kinds(geometry, distinct)
-    yield from tile_kinds(geometry)
+    yield from tile_kinds(geometry, distinct)
     yield from result_kinds(geometry)
     if geometry.group > 1:
         words = "the row sum of each block is taken over all query heads of a key head"
@@ -118,29 +121,16 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
         yield Kind(f"o is {words}", (("o_times", value),), 1.2, True)
     if geometry.sinks:
         yield from sink_kinds(geometry)
-    if geometry.travels("forward") == "queries":
-        for names, what in (
-            ("l", "l"),
-            ("m", "m"),
-            ("the running lse", "n"),
-            ("l and m", "lm"),
-            ("o", "o"),
-            ("l, m and o", "lmo"),
-        ):
-            words = f"the values of {names}, not sent with the queries, are those that the worker computed for its previous visitor"
-            yield Kind(words, (("stays", what),), 1.1)
-        for names in ("l", "m", "lm"):
-            words = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not sent home (the worker's last visitor was another)"
-            yield Kind(words, (("not_home", names),), 1.1)
-        for name in ("m", "l", "o"):
-            words = f"{name} is taken for 0 when queries arrive (it is not sent with them"
-            yield Kind(f"{words}, nor home)", (("resets", (name, True)),), 1.15)
-            yield Kind(f"{words}, but it is sent home)", (("resets", (name, False)),), 1.15)
+    yield from staying_kinds(geometry)
     yield Kind(
         "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
     )
     for how, words in OTHER_O_WORDS.items() if geometry.workers > 1 else ():
         yield Kind(words, (("other_o", how),), 1.15)
+    nothing = next(n for n, mask in enumerate(masks) if not mask.pattern.any())
+    words = "keys and values are 0 (the block counts with score 0)"
+    yield Kind(words, (("times", 0.0), ("value_mask", nothing)), 1.2)
+    yield from clamped_kinds(geometry, masks[0].pattern, "forward", distinct)
     yield from padded_kinds(geometry, masks[0].pattern, distinct)
     for words, table in beside:
         yield Kind(f"o and lse are stored at the {words}", (("o_to", table),), 1.3, True)
@@ -150,6 +140,29 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             yield Kind(words, (("o_tokens", number),), 1.2)
     words = "tokens of o are put back with the layout's permutation, not with its inverse"
     yield Kind(words, (("o_tokens", len(believed(geometry)) + 1),), 1.2)
+
+
+def staying_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the mistakes of not sending the running softmax with the queries that travel."""
+    if geometry.travels("forward") != "queries":
+        return
+    for names, what in (
+        ("l", "l"),
+        ("m", "m"),
+        ("the running lse", "n"),
+        ("l and m", "lm"),
+        ("o", "o"),
+        ("l, m and o", "lmo"),
+    ):
+        words = f"the values of {names}, not sent with the queries, are those that the worker computed for its previous visitor"
+        yield Kind(words, (("stays", what),), 1.1)
+    for names in ("l", "m", "lm"):
+        words = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not sent home (the worker's last visitor was another)"
+        yield Kind(words, (("not_home", names),), 1.1)
+    for name in ("m", "l", "o"):
+        words = f"{name} is taken for 0 when queries arrive (it is not sent with them"
+        yield Kind(f"{words}, nor home)", (("resets", (name, True)),), 1.15)
+        yield Kind(f"{words}, but it is sent home)", (("resets", (name, False)),), 1.15)
 
 
 def merge_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
@@ -168,13 +181,19 @@ def merge_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
                 yield Kind(more, (("merge", number), ("hidden_merge", "rows")), 1.05)
 
 
-def tile_kinds(geometry: Geometry) -> Iterator[Kind]:
+def tile_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes in merging tiles of keys, within each block or across all blocks."""
+    of_blocks = {} if distinct and geometry.sees_all else WITH_A_MASK
     for size in (2, 3, 4):
         for name in merges.IN_TILES if size < geometry.run else ():
             for through, where in ((False, "within a block"), (True, "of all blocks")):
                 words = f"between tiles of {size} keys {where}, {merges.WRONG[name]}"
                 yield Kind(words, (("tiles", Tiles(size, name, through)),), 1.2)
+                for blocks, which in of_blocks.items() if not through else ():
+                    words = (
+                        f"between tiles of {size} keys within a block {which}, {merges.WRONG[name]}"
+                    )
+                    yield Kind(words, (("tiles", Tiles(size, name, False, blocks=blocks)),), 1.25)
                 if geometry.run < geometry.slots and not through:
                     words = f"between tiles of {size} keys within a chunk, {merges.WRONG[name]}"
                     yield Kind(words, (("tiles", Tiles(size, name, False, chunks=True)),), 1.2)
@@ -230,36 +249,3 @@ def result_kinds(geometry: Geometry) -> Iterator[Kind]:
                 (("result_of.head", table),),
                 1.25,
             )
-
-
-def padded_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Iterator[Kind]:
-    """Yield the mistake of counting the zeros that fill up the last tile of keys; ``visible``: the correct mask."""
-    for where, masked in ((" where no mask hides them", True), ("", False)):
-        of_sizes: dict[tuple[bytes, int], list[int]] = {}
-        for size in sizes_in(geometry.run):
-            table = padded_keys(visible, geometry.run, size, masked)
-            alike = table.tobytes(), 0 if distinct else size
-            if table.any() or not distinct:
-                of_sizes.setdefault(alike, []).append(size)
-        for sizes in of_sizes.values():
-            table = padded_keys(visible, geometry.run, sizes[0], masked)
-            tile = f"the last tile of {' or '.join(map(str, sizes))} keys of a block"
-            words = f"the zeros that fill up {tile} are counted as keys with score 0{where}"
-            yield Kind(words, (("padded", table),), 1.1 if masked else 1.2)
-
-
-def padded_keys(visible: Booleans, run: int, size: int, masked: bool) -> Array:
-    """Return how many keys fill up the last tile of ``size`` keys for each row of a block, [a, b, 1, i].
-
-    A kernel computes the visible part of each range of ``run`` slots. ``masked``: parts with hidden pairs have a mask,
-    which hides these keys.
-    """
-    added = np.zeros(visible.shape[:4])
-    slots = range(0, visible.shape[3], run)
-    for top, left in itertools.product(slots, slots):
-        part = visible[..., top : top + run, left : left + run]
-        rows, keys = part.any(axis=4), part.any(axis=3).sum(axis=-1)
-        whole = part.sum(axis=(3, 4)) == keys * rows.sum(axis=-1)
-        counted = -keys % size * (whole | (not masked))
-        added[..., top : top + run] += rows * counted[..., None]
-    return added

@@ -214,7 +214,7 @@ def forward_faults(
         elif kind.of_workers:
             if may_help(reader, kind, match, last):
                 yield from in_rows(reader, kind, attempt, match, last)
-        elif dict(kind.changes).get("count") == 0.0:
+        elif is_loss(kind):
             gone = (np.abs(seen.weights) <= ZERO) & (np.abs(match.ours["A"]) > ZERO)
             there = np.abs(seen.weights) > ZERO
             able = containing(gone & ~match.equal["A"]) if last else None
@@ -223,7 +223,7 @@ def forward_faults(
             yield from in_moved(reader, kind, places, attempt, match, seen)
         elif last and {"k.head", "v.head"} <= changes and rows_alone(reader, kind, choices):
             yield from in_whole_rows(reader, kind, places, attempt, match)
-        elif changes & OF_ROW_SUMS or of_padding(reader, kind) or of_sums(kind):
+        elif of_factors(kind) or of_padding(reader, kind) or of_sums(kind):
             if not (last and (wrong & ~shaped).any()):
                 at = for_rows(reader, kind, seen, choices, match, l, shaped, last)
                 yield from by_blocks(reader, kind, at, choices, attempt, match, last)
@@ -309,6 +309,18 @@ def tiles_of_use(
     return known[tiles.size] and (halves or not match.alike["A"].all())
 
 
+def is_loss(kind: Kind) -> bool:
+    """Return whether the pairs are not computed at all."""
+    count: Any = dict(kind.changes).get("count", 1.0)
+    return np.ndim(count) == 0 and count == 0.0
+
+
+def of_factors(kind: Kind) -> bool:
+    """Return whether a kind changes all weights of a row in a block by one factor."""
+    count: Any = dict(kind.changes).get("count", 1.0)
+    return bool(kind.slots & OF_ROW_SUMS) and np.ndim(count) == 0
+
+
 def of_sums(kind: Kind) -> bool:
     """Return whether a kind is a mask that is wrong only in the row sums."""
     return kind.slots == {"mask", "value_mask"}
@@ -333,7 +345,7 @@ def read_pairs(
     """
     changes = dict(kind.changes)
     masks = {"mask", "value_mask"} & changes.keys()
-    if changes.get("count") == 0.0:
+    if is_loss(kind):
         return ours & ~there
     if masks and len(changes) == 1:
         pattern = reader.model.masks[int(np.asarray(changes[masks.pop()]))]
@@ -422,7 +434,7 @@ def joining(reader: Reader, kind: Kind, l: Array) -> Booleans:
     """Return which rows of each block, [a, b, h, i], a wrong merge can change."""
     here = l != 0
     changed: Any = dict(kind.changes)
-    if of_empty(reader, kind):
+    if of_empty(reader, kind) or "mask" in changed:
         return ~here
     if "hidden_merge" in changed or MERGES[changed["merge"]] in AT_FIRST:
         return here

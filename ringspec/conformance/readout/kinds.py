@@ -61,6 +61,9 @@ class Fault:
         return choices
 
 
+# Many kernels compute blocks that a mask hides in part by other code than the others: which of them, and the words that
+# follow 'a block'.
+WITH_A_MASK = {"masked": "that is masked in part", "whole": "that needs no mask"}
 OWN_SCALE = "multiplied by 1/sqrt(D), not by the scale that is given"
 
 

@@ -15,7 +15,8 @@ from functools import cached_property, partial
 import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry, Window, believed, relations
-from ringspec.conformance.readout.tile_rules import LARGEST_TILE, Rule, rules_of_tiles
+from ringspec.conformance.readout.last_tiles import short_tiles
+from ringspec.conformance.readout.tile_rules import Rule, rules_of_tiles
 from ringspec.problem.model import Booleans, Integers
 
 OF_SIZES = re.compile(
@@ -149,7 +150,7 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     right = see(q, k, causal, window)
     yield Mask("", right)
     yield Mask("", np.zeros_like(right))
-    for words, pattern in short_tiles(geometry, right):
+    for words, pattern in short_tiles(right):
         yield Mask(words, pattern, 1.95, True)
     if geometry.sees_all:
         yield Mask("a causal mask is applied although the call has none", see(q, k, True, None))
@@ -187,17 +188,6 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     for owner, table in queries.items():
         pattern = see(geometry.position[table], k, causal, window) & geometry.real_pairs
         yield Mask(f"the mask is the one for queries of {owner}", pattern, 1.5)
-
-
-def short_tiles(geometry: Geometry, right: Booleans) -> Iterator[tuple[str, Booleans]]:
-    """Yield what is visible if the short last tile of the visible part of each block is skipped."""
-    for side, axis in (("queries", 3), ("keys", 4)):
-        part = right.any(axis=7 - axis, keepdims=True)
-        last = part.sum(axis=axis, keepdims=True)
-        number = np.cumsum(part, axis=axis)
-        for size in range(2, LARGEST_TILE + 1):
-            shown = right & (number <= last - last % size)
-            yield f"the short last tile of {size} {side} of each block is skipped", shown
 
 
 def patterns_of_tiles(geometry: Geometry, right: Booleans) -> Iterator[Rule]:

@@ -41,12 +41,14 @@ LSES_MERGED: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
     "softplus from smaller": ("the smaller of the two + log(1 + exp(-abs(lse_block - lse_old))), not relative to the larger one", lambda x, y: np.minimum(x, y) + softplus(-abs(x - y))),
     "softplus subtracted": ("lse_old - log(1 + exp(lse_block - lse_old)), with a minus sign", lambda x, y: x - softplus(y - x)),
     "without softplus": ("the larger of the two + exp(-abs(lse_block - lse_old)), without the logarithm", lambda x, y: np.maximum(x, y) + np.exp(-abs(x - y))),
+    "ln 2 of sum": ("the larger of the two + ln 2 log(1 + exp(-abs(lse_block - lse_old))): a natural logarithm where lse is in base 2", lambda x, y: np.maximum(x, y) + softplus(-abs(x - y)) * LN2),
     "log2 of sum": ("the larger of the two + log2(1 + exp(-abs(lse_block - lse_old)))", lambda x, y: np.maximum(x, y) + softplus(-abs(x - y)) / LN2),
 }  # fmt: skip
 # Wrong weights of the running o and of the block's o in a merge of normalised results, from the running lse x, the block's
 # lse y and the merged lse z; with the words that complete "In the forward pass, ...".
 WEIGHTS: dict[str, tuple[str, Callable[[Array, Array, Array], tuple[Array, Array]]]] = {
     "normalised o weights swapped": ("the two weights are swapped in a merge of normalised o (lse is correct)", lambda x, y, z: (np.exp(y - z), np.exp(x - z))),
+    "o kept": ("the new block's lse is merged, but not its o: the running o stays as it was", lambda x, y, z: (np.ones_like(x), np.zeros_like(x))),
     "half and half": ("the merge averages the running o and the new one with equal weights", lambda x, y, z: (np.full_like(x, 0.5), np.full_like(x, 0.5))),
     "added": ("normalised results are added without weights", lambda x, y, z: (np.ones_like(x), np.ones_like(x))),
     "running o with weight 1": ("the running o is not rescaled by exp(lse_old - lse_new); the new block is", lambda x, y, z: (np.ones_like(x), np.exp(y - z))),

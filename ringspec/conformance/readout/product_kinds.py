@@ -16,6 +16,7 @@ from ringspec.conformance.readout.choices import (
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import (
     GRADIENTS,
+    WITH_A_MASK,
     Kind,
     at_counts,
     factors_beside_scores,
@@ -103,11 +104,15 @@ def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
         yield Kind(words, (("routed", (*names, "added")),), 1.1)
         yield from skipped_kinds(geometry, names, distinct)
         yield from buffer_kinds(geometry, names)
+    of_blocks = {} if distinct and geometry.sees_all else WITH_A_MASK
     for size in sizes_in(geometry.run):
         for names in GRADIENTS[:4]:
             words = f"{listing(names)} of a tile of {size} tokens still contain{'s' if len(names) == 1 else ''} those of the tiles before it (the tile is not cleared)"
             if size < geometry.run:
                 yield Kind(words, (("uncleared", (*names, "tiles", size)),), 1.2)
+            for blocks, which in of_blocks.items() if size < geometry.run else ():
+                there = f"{words}, in a block {which}"
+                yield Kind(there, (("uncleared", (*names, blocks, size)),), 1.25)
     # If the buffer of a gradient that stays on a worker is not cleared, every later step adds its contents again.
     again = (geometry.workers - geometry.steps("backward"))[:, :, None, None, None].astype(float)
     for names in GRADIENTS[:4]:
@@ -119,8 +124,8 @@ def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
 def replaced_kinds(geometry: Geometry, visible: Booleans) -> Iterator[Kind]:
     """Yield the mistakes of writing a block's gradients over what was added up before; ``visible``: the correct mask."""
     for names in GRADIENTS[:4]:
-        of_rows = visible.any(axis=4 if names == ("dq",) else 3, keepdims=True)
-        of_blocks = visible.any(axis=(3, 4), keepdims=True)
+        of_rows = np.asarray(visible.any(axis=4 if names == ("dq",) else 3, keepdims=True))
+        of_blocks = np.asarray(visible.any(axis=(3, 4), keepdims=True))
         for seen, where in ((of_rows, "the rows that it sees"), (of_blocks, "all rows")):
             last, first = last_and_first(geometry, seen, 1 if names == ("dq",) else 0)
             words = f"a block's {listing(names)} {verb(names)}"
@@ -242,11 +247,14 @@ def buffer_kinds(geometry: Geometry, names: Sequence[str]) -> Iterator[Kind]:
     W, step = geometry.workers, geometry.steps("backward")
     a, b = np.indices((W, W))
     owner = a if names == ("dq",) else b
-    late = ((owner - geometry.direction) % W)[:, :, None, None, None]
-    there = tuple((f"{name}_to.worker", late) for name in names)
-    kept = (step < W - 1)[:, :, None, None, None].astype(float)
-    words = f"{what} {verb(names)} added one step late, to the next visitor's, and those of the last step are lost"
-    yield Kind(words, (*there, *at_counts(names, kept)), 1.1)
+    for by, lost, words in (
+        (-1, W - 1, "added one step late, to the next visitor's, and those of the last step are lost"),
+        (1, 0, "added one step early, to the visitor's before, and those of a worker's own block are lost"),
+    ):  # fmt: skip
+        at = ((owner + by * geometry.direction) % W)[:, :, None, None, None]
+        there = tuple((f"{name}_to.worker", at) for name in names)
+        kept = (step != lost)[:, :, None, None, None].astype(float)
+        yield Kind(f"{what} {verb(names)} {words}", (*there, *at_counts(names, kept)), 1.1)
 
 
 def goal_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:

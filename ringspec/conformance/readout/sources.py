@@ -176,6 +176,23 @@ def key_heads(geometry: Geometry) -> dict[str, Any]:
     }
 
 
+def orders_in_group(geometry: Geometry) -> Iterator[Source]:
+    """Yield the tokens that are used if the rows of a key head's queries are read or written with their axes exchanged.
+
+    A kernel that packs the query heads of a key head has one row for each of its tokens and query heads.
+    """
+    n, group = geometry.slots, geometry.group
+    h, i = np.ogrid[: geometry.heads, :n]
+    first, of = h // group * group, h % group
+    read = np.divmod(i * group + of, n)
+    slot, head = np.divmod(of * n + i, group)
+    for how, at in (("read", read), ("written", (head, slot))):
+        words = f"as if {how} in the order (token, query head of a key head)"
+        shape = (1, 1, geometry.heads, n, 1)
+        tables = ("head", (first + at[0]).reshape(shape)), ("slot", at[1].reshape(shape))
+        yield Source(words, tables, 0.12, words)
+
+
 def memory_orders(geometry: Geometry, side: str) -> Iterator[Source]:
     """Yield the tokens that are used if a worker's memory is read or written with the axes token and head exchanged."""
     group = geometry.group if side == "k" else 1
@@ -183,6 +200,8 @@ def memory_orders(geometry: Geometry, side: str) -> Iterator[Source]:
     h, i = np.ogrid[:heads, :n]
     read = np.divmod(i * heads + h, n)
     written = np.divmod(h * n + i, heads)[::-1]
+    if side == "q" and 1 < geometry.group < heads:
+        yield from orders_in_group(geometry)
     for words, orders in (
         ("as if read in the order (token, head)", read),
         ("as if written in the order (token, head)", written),

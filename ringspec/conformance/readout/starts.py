@@ -116,8 +116,8 @@ def pattern_of(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
             return np.asarray(counts[0] > 0)
         one = counts[0].size == 1 and not counts[0].any()
         return np.zeros((1, 1, 1, 1, 1), bool) if one else None
-    if {"mask", "value_mask"} <= changes.keys():
-        return None  # a mask of the row sums alone
+    if {"mask", "value_mask"} <= changes.keys() or {"mask", "merge"} <= changes.keys():
+        return None  # a mask of the row sums or of lse alone
     number = int(np.asarray(changes.get("value_mask", changes.get("mask"))))
     return reader.model.masks[number] if number >= 0 else None
 

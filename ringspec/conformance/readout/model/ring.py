@@ -105,6 +105,16 @@ class Model:
         rows = table.reshape(-1, self.geometry.tokens)
         return np.asarray(rows[self.index(c, f"{name}_q"), column])
 
+    def blocks_with(self, mask: str) -> Booleans:
+        """Return the blocks [a, b, 1, 1] that a mask hides in part ('masked'), or the others ('whole').
+
+        A block of which only whole rows or whole columns are hidden is computed without a mask.
+        """
+        seen = self.masks[0]
+        part = seen.any(axis=4, keepdims=True) & seen.any(axis=3, keepdims=True)
+        masked = (part & ~seen).any(axis=(3, 4))[..., None]
+        return masked if mask == "masked" else ~masked
+
     def without_padding(self, x: Array) -> Array:
         """Return [a, b, h, i, j] with 0 in the rows and columns of padding slots, which results do not show."""
         return x * self.geometry.real_pairs if self.geometry.padding else x

@@ -44,8 +44,10 @@ def held(model: Model, name: str, c: Choices, share: Array) -> Array:
         share = routed(model, name, share, c["routed"][-1])
     if name in c["uncleared"]:
         *_, of, number = c["uncleared"]
-        of_buffers = uncleared_steps if of == "steps" else uncleared_tiles
-        share = of_buffers(model, name, share, number)
+        if of == "steps":
+            return uncleared_steps(model, name, share, number)
+        blocks = "" if of == "tiles" else of
+        share = uncleared_tiles(model, name, share, number, blocks)
     return share
 
 
@@ -81,15 +83,18 @@ def uncleared_steps(model: Model, name: str, share: Array, every: int) -> Array:
     return found
 
 
-def uncleared_tiles(model: Model, name: str, share: Array, size: int) -> Array:
+def uncleared_tiles(model: Model, name: str, share: Array, size: int, blocks: str = "") -> Array:
     """Return the shares if the buffer of a tile of ``size`` rows is not cleared before the next tile uses it.
 
     The buffer then still holds the shares of earlier tiles. Only tiles in the same range of tokens (``run`` of
-    :class:`Geometry`) use the same buffer.
+    :class:`Geometry`) use the same buffer. ``blocks``: as in :class:`Tiles`.
     """
     axis = 3 if name == "dq" else 4
     x, found = np.moveaxis(share, axis, 0), np.moveaxis(share.copy(), axis, 0)
-    computed = np.moveaxis(np.broadcast_to(computed_rows(model, axis), share.shape), axis, 0)
+    rows = computed_rows(model, axis)
+    if blocks:
+        rows = rows & model.blocks_with(blocks)[..., None]
+    computed = np.moveaxis(np.broadcast_to(rows, share.shape), axis, 0)
     for row in range(model.slots):
         for other in range(row - size, row - row % model.geometry.run - 1, -size):
             found[row] += x[other] * computed[row]

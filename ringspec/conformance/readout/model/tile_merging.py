@@ -19,6 +19,15 @@ def in_tiles(model: Model, s: Array, tiles: Tiles) -> State:
     """Return m, l [a, b, h, i] and p [a, b, h, i, j] of blocks if tiles of keys are merged wrongly within a block."""
     if tiles.chunks:
         return in_chunks(model, s, tiles)
+    if tiles.blocks:
+        here = model.blocks_with(tiles.blocks)
+        m, l, p = in_tiles(model, s, dataclasses.replace(tiles, blocks=""))
+        whole_m, whole_l, whole_p = softmax_of(s)
+        return (
+            np.where(here, m, whole_m),
+            np.where(here, l, whole_l),
+            np.where(here[..., None], p, whole_p),
+        )
     parts = [keys for keys in tiles.of(model.geometry) if keys.start < s.shape[-1]]
     state = empty_state(s.shape[:-1], len(parts))
     p = np.zeros(s.shape)
