@@ -1,86 +1,12 @@
-"""Faults between the tiles of keys in which a kernel computes a block, and faults of the buffers that it adds up in."""
+"""Faults of the tiles in which a kernel computes its blocks: how they are merged, masked, skipped and filled up."""
 
 import numpy as np
 import pytest
+from conformance.tiled_ring import TiledRing
 
-from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.run.explain import explain_target
-from ringspec.conformance.target import Capabilities
-from ringspec.conformance.target.protocol import Result
 
-
-def ring(call, tile, alpha=None, returned=None, uncleared=0):
-    """A causal KV ring in float32, whose running softmax takes ``tile`` keys at a time; contiguous, one batch entry.
-
-    ``alpha(m_old, m_new, scale)``: the factor of the running o. ``returned``: the order of the heads of o.
-    ``uncleared``: the number of steps of whose dk and dv a block's buffer still holds the sums.
-    """
-    W, scale = call.workers, np.float32(call.terms["scale"])
-    q, k, v, dy = (
-        [np.asarray(x, np.float32)[0] for x in call.tensors[name]] for name in ("q", "k", "v", "dy")
-    )
-    group, n = len(q[0]) // len(k[0]), q[0].shape[1]
-    k, v = ([np.repeat(x, group, axis=0) for x in shards] for shards in (k, v))
-    o, lse, dq = [], [], []
-    dk, dv = ([np.zeros_like(x) for x in shards] for shards in (k, v))
-    for r in range(W):
-        m = np.full((len(q[r]), n, 1), -np.inf, np.float32)
-        l, acc = np.zeros_like(m), np.zeros((*m.shape[:2], v[r].shape[2]), np.float32)
-        for step in range(r + 1):
-            for start in range(0, n, tile):
-                s = scores(q[r], k[r - step], scale, step)[:, :, start : start + tile]
-                new = np.maximum(m, s.max(axis=2, keepdims=True))
-                c = np.exp(m - new)
-                p = np.exp(s - new)
-                l = c * l + p.sum(axis=2, keepdims=True)
-                acc = acc * (c if alpha is None else alpha(m, new, scale))
-                acc += p @ v[r - step][:, start : start + tile]
-                m = new
-        o.append(acc / l)
-        lse.append(m + np.log(l))
-        delta = (o[r] * dy[r]).sum(axis=2, keepdims=True)
-        dq.append(np.zeros_like(q[r]))
-        held = []
-        for step in range(W):
-            s = scores(q[r], k[r - step], scale, step if step <= r else -1)
-            p = np.exp(s - lse[r])
-            ds = p * (dy[r] @ v[r - step].swapaxes(1, 2) - delta) * scale
-            dq[r] += ds @ k[r - step]
-            held.append((ds.swapaxes(1, 2) @ q[r], p.swapaxes(1, 2) @ dy[r]))
-            for of_dk, of_dv in held[-1 - uncleared :]:
-                dk[r - step] += of_dk
-                dv[r - step] += of_dv
-    of_keys = (len(k[0]) // group, group, n, -1)
-    results = {
-        "o": [x if returned is None else x[returned] for x in o],
-        "lse": [x[..., 0] for x in lse],
-        "dq": dq,
-        "dk": [x.reshape(of_keys).sum(axis=1) for x in dk],
-        "dv": [x.reshape(of_keys).sum(axis=1) for x in dv],
-    }
-    return Result(**{name: [x[None] for x in shards] for name, shards in results.items()})
-
-
-def scores(q, k, scale, step):
-    """Scores of a block; ``step`` 0 is masked in part, and -1 wholly."""
-    s = scale * q @ k.swapaxes(1, 2)
-    if step == 0:
-        s = np.where(np.tri(*s.shape[1:], dtype=bool), s, -np.inf)
-    return np.full_like(s, -np.inf) if step < 0 else s.astype(np.float32)
-
-
-class Target:
-    name = "ring in tiles"
-    capabilities = Capabilities(
-        circulations=("kv",), directions=(1,), workers=(3,), head_ratios=(2,), only_causal=True, batch=(1,)
-    )  # fmt: skip
-
-    def __init__(self, **faults):
-        self.faults = faults
-
-    def run(self, call):
-        with np.errstate(invalid="ignore"):
-            return ring(call, **{"tile": 3, **self.faults})
+LAYOUTS = ("contiguous", "zigzag", "striped")
 
 
 def not_rescaled(old, new, scale):
@@ -96,51 +22,169 @@ def of_first_head(old, new, scale):
     return np.repeat(c[::2], 2, axis=0)
 
 
-def test_a_ring_that_merges_tile_by_tile_is_right():
-    assert explain_target(Target()).right
+def by_first_query(i, j, row, key):
+    """Hide keys as if queries were counted from the first of their tile."""
+    return j > i - row
+
+
+def both_by_first(i, j, row, key):
+    return j - key > i - row
+
+
+def first_query_is_blind(row, last_row, key, last_key):
+    """Skip a tile by what its first query sees, not its last."""
+    return key > row
+
+
+def last_pair_is_hidden(row, last_row, key, last_key):
+    return last_key > last_row
+
+
+def p_times_dp_minus_delta(p, dp, delta):
+    """Return dS with p multiplied by dp alone, so that it is not 0 where p is."""
+    return p * dp - delta
+
+
+def named(sentence, ring):
+    """Assert that the sentence explains every problem that failed; another may only say what the backward pass uses."""
+    told = explain_target(ring)
+    assert told.wrong == len(told.told.explained) > 0
+    assert told.sentences[0] == sentence
+    assert all(one.startswith("The backward pass ") for one in told.sentences[1:])
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(8, 3), (3, 5), (5, 2)])
+def test_a_ring_that_computes_the_visible_parts_of_blocks_in_tiles_is_right(rows, keys):
+    told = explain_target(TiledRing(LAYOUTS, rows, keys))
+    assert told.right and len(told.runs) > 3 and not told.sentences
 
 
 @pytest.mark.parametrize(
-    ("faults", "sentence"),
+    ("keys", "faults", "sentence"),
     [
         (
+            3,
             {"alpha": not_rescaled},
             "In the forward pass, between tiles of 3 keys of all blocks, the running o is not rescaled when the maximum rises "
             "(l is).",
         ),
         pytest.param(
-            {"alpha": unscaled, "tile": 2},
+            2,
+            {"alpha": unscaled},
             "In the forward pass, between tiles of 2 keys of all blocks, the running o is rescaled by the exponential of the "
             "unscaled difference of the maxima (l is correct).",
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            3,
             {"alpha": of_first_head},
             "In the forward pass, between tiles of 3 keys of all blocks, the running o is rescaled by the factor of the first "
             "query head of each key head (l is correct).",
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            3,
             {"returned": [0, 2, 1, 3]},
             "In the forward pass, the returned o is that of the heads in another order (h mod group, then h // group).",
             marks=pytest.mark.slow,
         ),
-        (
-            {"uncleared": 9},
-            "In the backward pass, a block's dk and dv still contain those of the earlier steps (the buffer is not cleared).",
-        ),
     ],
-    ids=["not-rescaled", "unscaled", "first-head", "order-of-heads", "not-cleared"],
+    ids=["not-rescaled", "unscaled", "first-head", "order-of-heads"],
 )
-def test_a_fault_between_tiles_or_in_a_buffer_is_named(faults, sentence):
-    told = explain_target(Target(**faults))
-    assert told.wrong == len(told.told.explained) > 0
-    assert told.sentences[0] == sentence
+def test_a_fault_between_tiles_is_named(keys, faults, sentence):
+    named(sentence, TiledRing(keys=keys, **faults))
 
 
-def test_gradients_that_are_read_as_a_stack_of_both_are_named():
-    told = explain_target(MutantTarget(MUTANTS["dkv-transfer-misread"], "float32"))
-    assert told.sentences == (
-        "In the backward pass, dk is returned as dk + dv, and dv as the dk + dv of the next worker.",
+# Each wrong in the backward pass alone: rows and keys of a tile, the fault, and what is said of tiles.
+IN_TILES = {
+    "count-queries": (3, 5, {"hides": by_first_query}, "3 queries and 5 keys that are masked in part count queries from the tile's first"),
+    "count-both": (5, 2, {"hides": both_by_first}, "5 queries and 2 keys that are masked in part count queries and keys from the tile's first"),
+    "first-query": (5, 2, {"is_skipped": first_query_is_blind}, "5 queries and 2 keys whose first query does not see their first key are skipped"),
+    "last-pair": (3, 5, {"is_skipped": last_pair_is_hidden}, "3 queries and 5 keys whose last query does not see their last key are skipped"),
+}  # fmt: skip
+
+
+def in_tiles(layouts, fault):
+    rows, keys, faults, words = IN_TILES[fault]
+    ring = TiledRing(layouts, rows, keys, passes=("backward",), **faults)
+    named(f"In the backward pass, tiles of {words}.", ring)
+
+
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [
+        ("zigzag", "count-queries"),
+        ("striped", "first-query"),
+        pytest.param("zigzag", "last-pair", marks=pytest.mark.slow),
+        pytest.param("zigzag", "first-query", marks=pytest.mark.slow),
+        pytest.param("striped", "count-queries", marks=pytest.mark.slow),
+        pytest.param("striped", "last-pair", marks=pytest.mark.slow),
+    ],
+)
+def test_a_fault_in_tiles_of_the_visible_part_of_a_block_is_named(layout, fault):
+    in_tiles((layout,), fault)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [x if x == "count-both" else pytest.param(x, marks=pytest.mark.slow) for x in IN_TILES],
+)
+def test_a_fault_in_tiles_has_one_name_in_all_layouts(fault):
+    in_tiles(LAYOUTS, fault)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", pytest.param("striped", marks=pytest.mark.slow)])
+def test_a_ds_that_is_not_0_in_the_hidden_pairs_of_computed_tiles_is_named(layout):
+    words = "dS is p dp - delta, not p (dp - delta), as if tiles of 3 queries and 5 keys that should be masked in part are not masked"
+    named(
+        f"In the backward pass, {words}.",
+        TiledRing((layout,), 3, 5, ds_of=p_times_dp_minus_delta),
     )
+
+
+@pytest.mark.parametrize("keys", [3, pytest.param(5, marks=pytest.mark.slow)])
+def test_zeros_that_fill_up_the_last_tile_and_count_as_keys_are_named(keys):
+    words = f"the zeros that fill up the last tile of {keys} keys of a block are counted as keys with score 0 where no mask hides them"
+    named(f"In the forward pass, {words}.", TiledRing(keys=keys, filled=True))
+
+
+@pytest.mark.parametrize(
+    ("layout", "whole", "passes"),
+    [
+        ("zigzag", "keys", ("backward",)),
+        pytest.param("striped", "queries", ("backward",), marks=pytest.mark.slow),
+        pytest.param("zigzag", "keys", ("forward", "backward"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_short_last_tile_that_is_skipped_is_named(layout, whole, passes):
+    of_pass = "forward" if "forward" in passes else "backward"
+    size = "3 or 6" if layout == "striped" else "3"
+    named(
+        f"In the {of_pass} pass, the short last tile of {size} {whole} of each block is skipped.",
+        TiledRing((layout,), 3, 3, passes, whole=whole),
+    )
+
+
+@pytest.mark.slow
+def test_other_sizes_and_words_of_a_short_last_tile_are_told_beside_its_slots():
+    told = explain_target(TiledRing(rows=3, passes=("backward",), whole="queries"))
+    assert (
+        "In the backward pass, for the last 2 queries of a worker, the block is not computed."
+        in told.sentences
+    )
+    assert (
+        "In the backward pass, the short last tile of 3 or 6 queries of each block is skipped."
+        in told.alternatives
+    )
+
+
+def test_the_lse_of_a_block_from_the_forward_pass_is_named_beside_tiles_that_only_the_backward_pass_skips():
+    ring = TiledRing(
+        rows=3, keys=5, passes=("backward",), own_lse=True, is_skipped=first_query_is_blind
+    )
+    told = explain_target(ring)
     assert told.wrong == len(told.told.explained) > 0
+    assert told.sentences == (
+        "In the backward pass, tiles of 2 or 3 or 6 queries and 5 keys whose first query does not see their first key are skipped.",
+        "In the backward pass, p is computed with the block's own lse.",
+    )

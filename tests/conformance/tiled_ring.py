@@ -1,0 +1,225 @@
+"""A causal KV ring in float32 that computes the visible part of each block in tiles, with faults as kernel authors make them.
+
+It is the program under test, and uses nothing of ringspec but the call that it gets and the result that it returns.
+"""
+
+import numpy as np
+
+from ringspec.conformance.target import Capabilities
+from ringspec.conformance.target.protocol import Result
+
+WORKERS = 3
+
+
+def hides(i, j, row, key):
+    """Return which pairs of query i and key j a tile that begins at ``row`` and ``key`` must mask."""
+    return j > i
+
+
+def is_skipped(row, last_row, key, last_key):
+    """Return whether a tile of a causal block has no visible pair."""
+    return key > last_row
+
+
+def alpha(old, new, scale):
+    """Return the factor of the running o when its maximum rises from ``old`` to ``new``."""
+    return np.exp(old - new)
+
+
+def ds_of(p, dp, delta):
+    return p * (dp - delta)
+
+
+class TiledRing:
+    """A ring with tiles of ``rows`` queries and ``keys`` keys in all blocks.
+
+    The functions of this module can be replaced: ``hides`` and ``is_skipped`` in ``passes``, ``alpha``, and ``ds_of``.
+    ``returned``: the order of the heads of o. ``filled``: keys of zeros fill up the last tile. ``whole``: of 'queries' or
+    'keys', only whole tiles are computed, in ``passes``. ``own_lse``: the backward pass takes the lse of each block.
+    ``uncleared``: the gradients whose tile still holds the tiles before. ``uncleared_steps``: the number of steps of which
+    a block's dk and dv still hold the sums. ``skipped``: what a step without a visible pair does with the arriving dk and
+    dv: 'kept', 'lost' or 'not sent'. ``last_change``: a function that changes the results, lists of arrays by name.
+    """
+
+    name = "ring in tiles"
+
+    def __init__(
+        self,
+        layouts=("contiguous",),
+        rows=8,
+        keys=3,
+        passes=("forward", "backward"),
+        last_change=None,
+        **faults,
+    ):
+        self.rows, self.keys, self.passes, self.last_change = rows, keys, passes, last_change
+        self.capabilities = Capabilities(
+            circulations=("kv",), directions=(1,), workers=(WORKERS,), head_ratios=(2,), only_causal=True, batch=(1,), layouts=layouts
+        )  # fmt: skip
+        self.faults = faults
+
+    def run(self, call):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.ring(call)
+
+    def fault(self, name, usual=None, phase=None):
+        return self.faults.get(name, usual) if phase is None or phase in self.passes else usual
+
+    def part(self, layout, r, b, n):
+        """Return the queries, the keys and whether they are masked, of the visible part of a block; None without one."""
+        whole = slice(0, n)
+        if layout == "striped" and b > r:
+            return slice(1, n), slice(0, n - 1), True
+        if layout == "zigzag" and b != r:
+            half = n // 2
+            return (whole, slice(0, half), False) if b < r else (slice(half, n), whole, False)
+        if b > r:
+            return None
+        return whole, whole, b == r or layout == "striped"
+
+    def tiles(self, rows, keys, masked, phase):
+        """Yield the queries and the keys of each tile of a range of so many rows and keys."""
+        whole = self.fault("whole", "", phase)
+        rows = rows // self.rows * self.rows if whole == "queries" else rows
+        keys = keys // self.keys * self.keys if whole == "keys" else keys
+        for key in range(0, keys, self.keys):
+            for row in range(0, rows, self.rows):
+                last_row, last_key = min(row + self.rows, rows) - 1, min(key + self.keys, keys) - 1
+                skipped = self.fault("is_skipped", is_skipped, phase)
+                if not (masked and skipped(row, last_row, key, last_key)):
+                    yield slice(row, last_row + 1), slice(key, last_key + 1)
+
+    def scores(self, q, k, tile, masked, phase):
+        """Return the scores of a tile, for which q has the scale."""
+        rows, keys = tile
+        s = q[:, rows] @ k[:, keys].swapaxes(1, 2)
+        if masked and keys.stop - 1 > rows.start:
+            i, j = np.ogrid[rows, keys]
+            s = np.where(
+                self.fault("hides", hides, phase)(i, j, rows.start, keys.start), -np.inf, s
+            )
+        elif self.fault("filled"):
+            s = np.pad(s, ((0, 0), (0, 0), (0, self.keys - s.shape[2])))
+        return s.astype(np.float32)
+
+    def forward(self, running, q, k, v, masked, scale):
+        """Merge the tiles of a block into the running maximum, sum and o."""
+        m, l, acc = running
+        for tile in self.tiles(q.shape[1], k.shape[1], masked, "forward"):
+            rows, keys = tile
+            s = self.scores(q, k, tile, masked, "forward")
+            new = np.maximum(m[:, rows], s.max(axis=2, keepdims=True))
+            p, c = np.exp(s - new), np.exp(m[:, rows] - new)
+            l[:, rows] = c * l[:, rows] + p.sum(axis=2, keepdims=True)
+            acc[:, rows] *= self.fault("alpha", alpha)(m[:, rows], new, scale)
+            acc[:, rows] += p[:, :, : keys.stop - keys.start] @ v[:, keys]
+            m[:, rows] = new
+
+    def backward(self, q, k, v, dy, lse, delta, masked):
+        """Return dq, dk and dv of a block, without the scale in dq; each is added up in the buffer of one tile."""
+        shares = []
+        for tile in self.tiles(q.shape[1], k.shape[1], masked, "backward"):
+            rows, keys = tile
+            s = self.scores(q, k, tile, masked, "backward")[:, :, : keys.stop - keys.start]
+            p = np.exp(s - lse[:, rows])
+            dp = dy[:, rows] @ v[:, keys].swapaxes(1, 2)
+            ds = self.fault("ds_of", ds_of)(p, dp, delta[:, rows])
+            ds_t, p_t = ds.swapaxes(1, 2), p.swapaxes(1, 2)
+            shares.append((rows, keys, ds @ k[:, keys], ds_t @ q[:, rows], p_t @ dy[:, rows]))
+        found = []
+        for name, like, side, number in (("dq", q, 0, 2), ("dk", k, 1, 3), ("dv", v, 1, 4)):
+            size = self.keys if side else self.rows
+            total, buffer = np.zeros_like(like), np.zeros_like(like[:, :size])
+            for start in sorted({one[side].start for one in shares}):
+                if name not in self.fault("uncleared", ()):
+                    buffer[:] = 0
+                for one in shares:
+                    if one[side].start == start:
+                        buffer[:, : one[number].shape[1]] += one[number]
+                stop = min(start + size, like.shape[1])
+                total[:, start:stop] = buffer[:, : stop - start]
+            found.append(total)
+        return found
+
+    def ring(self, call):
+        W, scale = call.workers, np.float32(call.terms["scale"])
+        q, k, v, dy = (
+            [np.asarray(x, np.float32)[0] for x in call.tensors[name]]
+            for name in ("q", "k", "v", "dy")
+        )
+        group, n = len(q[0]) // len(k[0]), q[0].shape[1]
+        q = [scale * x for x in q]
+        k, v = ([np.repeat(x, group, axis=0) for x in shards] for shards in (k, v))
+
+        def empty(r):
+            m = np.full((len(q[r]), n, 1), -np.inf, np.float32)
+            return m, np.zeros_like(m), np.zeros((*m.shape[:2], v[r].shape[2]), np.float32)
+
+        o, lse, lse_of_block = [], [], {}
+        for r in range(W):
+            running = empty(r)
+            for b in [(r - step) % W for step in range(W)]:
+                if (part := self.part(call.layout, r, b, n)) is not None:
+                    rows, keys, masked = part
+                    for state in (running, own := empty(r)):
+                        self.forward(
+                            [x[:, rows] for x in state],
+                            q[r][:, rows],
+                            k[b][:, keys],
+                            v[b][:, keys],
+                            masked,
+                            scale,
+                        )
+                    lse_of_block[r, b] = own[0] + np.log(own[1])
+            m, l, acc = running
+            o.append(acc / l)
+            lse.append(m + np.log(l))
+        delta = [(x * y).sum(axis=2, keepdims=True) for x, y in zip(o, dy, strict=True)]
+        dq = [np.zeros_like(x) for x in q]
+        # A worker adds its dk and dv to those that have arrived with the keys, and sends them on.
+        held, arrived = (
+            [(np.zeros_like(k[r]), np.zeros_like(v[r])) for r in range(W)] for _ in range(2)
+        )
+        earlier = [[] for _ in range(W)]
+        skipped = self.fault("skipped", "")
+        for step in range(W):
+            sent = [True] * W
+            for r in range(W):
+                b = (r - step) % W
+                part = self.part(call.layout, r, b, n)
+                if part is None:
+                    if skipped == "lost":
+                        held[r] = (np.zeros_like(k[r]), np.zeros_like(v[r]))
+                    elif skipped != "kept":
+                        held[r] = arrived[r]
+                    sent[r] = skipped != "not sent"
+                    continue
+                rows, keys, masked = part
+                of_row = lse_of_block[r, b] if self.fault("own_lse") else lse[r]
+                block = (
+                    q[r][:, rows],
+                    k[b][:, keys],
+                    v[b][:, keys],
+                    dy[r][:, rows],
+                    of_row[:, rows],
+                    delta[r][:, rows],
+                    masked,
+                )
+                of_dq, of_dk, of_dv = self.backward(*block)
+                dq[r][:, rows] += of_dq
+                earlier[r].append((of_dk, of_dv, keys))
+                held[r] = tuple(x.copy() for x in arrived[r])
+                for of_dk, of_dv, there in earlier[r][-1 - self.fault("uncleared_steps", 0) :]:
+                    held[r][0][:, there] += of_dk
+                    held[r][1][:, there] += of_dv
+            arrived = [held[(r - 1) % W] if sent[(r - 1) % W] else arrived[r] for r in range(W)]
+        results = {"o": o, "lse": lse, "dq": [scale * x for x in dq]}
+        of_keys = (len(k[0]) // group, group, n, -1)
+        for name, at in (("dk", 0), ("dv", 1)):
+            results[name] = [x[at].reshape(of_keys).sum(axis=1) for x in arrived]
+        if (order := self.fault("returned")) is not None:
+            results["o"] = [x[order] for x in o]
+        results["lse"] = [x[..., 0] for x in lse]
+        if self.last_change is not None:
+            self.last_change(results)
+        return Result(**{name: [x[None] for x in shards] for name, shards in results.items()})
