@@ -24,7 +24,6 @@ from ringspec.conformance.readout.effects import (
     PERHAPS,
     STORED,
     matrices,
-    names_of,
 )
 from ringspec.conformance.readout.fault_sets import (
     MOST_FAULTS,
@@ -329,7 +328,7 @@ def backward_faults(
         if touched == ["dsinks"]:
             yield from in_sinks(reader, kind, attempt, match, got)
             continue
-        moved = {LANDING[name] for name in names_of(kind) if name in LANDING}
+        moved = {LANDING[name] for name in kind.names if name in LANDING}
         stay = [name for name in touched if name not in moved and changes(match, got, name)]
         if not stay:
             if reader.geometry.padding:  # tokens of some workers may have no padding to pass
@@ -369,7 +368,7 @@ def in_sinks(reader: Reader, kind: Kind, attempt: Attempt, match: Match, got: Ma
 
 def is_loss(kind: Kind) -> bool:
     """Return whether a kind is the loss of shares of one or more gradients."""
-    return names_of(kind) <= OF_COUNTS and all(
+    return kind.names <= OF_COUNTS and all(
         isinstance(x, float) and x == 0.0 for _, x in kind.changes
     )
 
@@ -444,7 +443,7 @@ def is_local(reader: Reader, kind: Kind, choices: Choices) -> bool:
     """
     if "delta" in kind.slots and len(kind.slots) > 1:
         return False  # delta adds up the other pairs, which such a kind changes as well
-    slots = OF_WHOLE if names_of(kind) <= OF_GRADIENTS else (*OF_WHOLE, *OF_ROW)
+    slots = OF_WHOLE if kind.names <= OF_GRADIENTS else (*OF_WHOLE, *OF_ROW)
     right = reader.model.right
     return all(choices.in_kernel(kernel)[x] is right[x] for kernel in KERNELS for x in slots)
 

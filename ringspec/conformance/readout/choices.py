@@ -167,7 +167,7 @@ class Choices:
         ``started``: whether the running softmax starts with l = 1.
         ``dy_ones``: whether dy is taken as 1 everywhere.
         ``routed``: the travelling gradients that take a wrong way between the workers, and the name of this way, one of ROUTES.
-        ``uncleared``: the gradients whose buffers are not cleared; then 'steps' and the number of steps after which a
+        ``uncleared``: the gradients whose buffers are not cleared; then 'steps' (or 'all steps', which skips no block) and the number of steps after which a
         buffer is used again; or 'tiles', or the ``blocks`` of :class:`Tiles`, and the size of a tile.
         ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.
         ``begins``: the :class:`Begins` of a query's softmax in each block or chunk; None if it begins with nothing.

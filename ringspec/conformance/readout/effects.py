@@ -81,16 +81,11 @@ GOALS = {
 PERHAPS = {"turned", "dy_ones", "exchanged", "stacked"}
 
 
-def names_of(kind: Kind) -> set[str]:
-    """Return the names of the choices that a kind changes, without the ending 'worker', 'head' or 'slot'."""
-    return {slot.split(".")[0] for slot in kind.slots}
-
-
 def matrices(kind: Kind) -> tuple[str, ...]:
     """Return the matrices of the backward pass that a kind may change."""
     found = set()
     changes: dict[str, Any] = dict(kind.changes)
-    for name in names_of(kind):
+    for name in kind.names:
         if name in OF_BUFFERS:  # their values begin with the names of gradients
             found |= {READ_IN[x] for x in changes[name] if x in READ_IN}
         else:

@@ -22,7 +22,6 @@ from ringspec.conformance.readout.effects import (
     OF_O,
     OF_OTHER_ROWS,
     OF_ROW_SUMS,
-    names_of,
 )
 from ringspec.conformance.readout.fault_sets import Attempt, Candidates, Predict, composed, explain
 from ringspec.conformance.readout.kinds import Fault, Kind
@@ -154,7 +153,7 @@ def explaining_lse(reader: Reader, seen: Seen, choices: Choices) -> list[Fault]:
     found = []
     for kind in itertools.takewhile(reader.model.may_go_on, kinds):
         of_part = of_lse(kind) and of_lse(kind) in lses("tiles" in kind.slots).lse
-        if of_part or of_sums(kind) or kind.slots == {"merge"} or names_of(kind) <= OF_LSE:
+        if of_part or of_sums(kind) or kind.slots == {"merge"} or kind.names <= OF_LSE:
             fault = Fault("forward", kind, places.blocks[0])
             match = match_forward(reader, seen, forward_pass(reader.model, fault.applied(choices)))
             if match.equal["lse"].all():
@@ -374,7 +373,7 @@ def shows_merges(reader: Reader, choices: Choices) -> bool:
 def may_help(reader: Reader, kind: Kind, match: Match, last: bool) -> bool:
     """Return whether a kind changes o or lse where something is wrong; if ``last``, everything that is wrong."""
     wrong = {name for name, x in match.equal.items() if not x.all()}
-    names = names_of(kind)
+    names = kind.names
     if names <= OF_LSE:
         return wrong == {"lse"} if last else "lse" in wrong
     if names <= OF_O:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ringspec.conformance.readout.choices import (
     Choices,
@@ -33,9 +34,15 @@ class Kind:
     only: str = ""
     of_tiles: bool = False
 
-    @property
-    def slots(self) -> set[str]:
-        return {slot for slot, _ in self.changes}
+    @cached_property
+    def slots(self) -> frozenset[str]:
+        """The names of the choices that it changes."""
+        return frozenset(slot for slot, _ in self.changes)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The same without the ending 'worker', 'head' or 'slot'."""
+        return frozenset(slot.split(".")[0] for slot in self.slots)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 Name = tuple[str, str, str]  # as Fault.name
 MOST_SETS = 12
 # What a kernel does to blocks, it does to chunks if it computes the chunks of a zigzag shard one by one.
+OTHER_SIDE = {"earlier": "later", "later": "earlier"}
 CHUNKS = "between the results of chunks of keys, "
 
 
@@ -39,8 +40,20 @@ class Known:
     def named(self, name: Name) -> list[Fault]:
         """Return the faults with this name in the ring of this problem: for its blocks, and for the chunks of its keys."""
         phase, kind, place = name
-        found = [self.fault((phase, words, place)) for words in self.forms(kind)]
+        found = [
+            self.fault((phase, words, where))
+            for where in self.places(place)
+            for words in self.forms(kind)
+        ]
         return [one for one in found if one is not None]
+
+    def places(self, place: str) -> Iterator[str]:
+        """Yield a place and, with direction -1, also the one that has its part: keys arrive from the other side."""
+        yield place
+        if self.reader.geometry.direction == -1:
+            mirrored = [OTHER_SIDE.get(word, word) for word in place.split(" ")]
+            if " ".join(mirrored) != place:
+                yield " ".join(mirrored)
 
     def forms(self, kind: str) -> Iterator[str]:
         geometry = self.reader.geometry

@@ -103,7 +103,7 @@ def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
         )
         yield Kind(words, (("routed", (*names, "added")),), 1.1)
         yield from skipped_kinds(geometry, names, distinct)
-        yield from buffer_kinds(geometry, names)
+        yield from buffer_kinds(geometry, names, distinct)
     of_blocks = {} if distinct and geometry.sees_all else WITH_A_MASK
     for size in sizes_in(geometry.run):
         for names in GRADIENTS[:4]:
@@ -231,19 +231,18 @@ def skipped_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> I
         yield Kind(words, (("routed", (*names, way)),), 1.1)
 
 
-def buffer_kinds(geometry: Geometry, names: Sequence[str]) -> Iterator[Kind]:
+def buffer_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes in the buffers of the travelling gradients ``names``: not cleared, or added one step late."""
-    what = f"a block's {listing(names)}"
-    yield Kind(
-        f"{what} still contain{'s' if len(names) == 1 else ''} those of the earlier steps (the buffer is not cleared)",
-        (("uncleared", (*names, "steps", 1)),),
-        1.1,
-    )
-    yield Kind(
-        f"{what} still contain{'s' if len(names) == 1 else ''} those of every second step before (two buffers are not cleared)",
-        (("uncleared", (*names, "steps", 2)),),
-        1.15,
-    )
+    what, still = f"a block's {listing(names)}", "still contain" + "s" * (len(names) == 1)
+    for every, words, cost in (
+        (1, "those of the earlier steps (the buffer is not cleared)", 1.1),
+        (2, "those of every second step before (two buffers are not cleared)", 1.15),
+    ):
+        words = f"{what} {still} {words}"
+        yield Kind(words, (("uncleared", (*names, "steps", every)),), cost)
+        if not (geometry.sees_all and distinct):
+            words += ", also where the mask hides the whole block"
+            yield Kind(words, (("uncleared", (*names, "all steps", every)),), cost + 0.1)
     W, step = geometry.workers, geometry.steps("backward")
     a, b = np.indices((W, W))
     owner = a if names == ("dq",) else b

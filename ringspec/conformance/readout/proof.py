@@ -19,6 +19,9 @@ from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, acco
 
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
+OF_LAST = re.compile(
+    r"for the last \d+ (queries|keys) of a worker"
+)  # they may be a short last tile
 # Parts of the ids of problems, and what is said of faults that show in no other problems.
 SHOWN_ONLY = {
     f"-{BACKWARDS}": "This holds with direction -1 alone; the same problems with direction 1 are right.",
@@ -95,8 +98,8 @@ def simplest(part: PassRead) -> tuple[tuple[Named, ...], ...]:
 
 
 def of_tiles(faults: Sequence[Named]) -> bool:
-    """Return whether one of the faults is a rule about tiles."""
-    return any(OF_TILES.search(one.kind) for one in faults)
+    """Return whether one of the faults is, or may be, a rule about tiles."""
+    return any(OF_TILES.search(one.kind) or OF_LAST.search(one.place) for one in faults)
 
 
 def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:

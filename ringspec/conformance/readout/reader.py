@@ -16,7 +16,6 @@ import numpy as np
 from ringspec.conformance.readout.choices import OF_ALL, Choices, components
 from ringspec.conformance.readout.effects import (
     GOALS,
-    names_of,
 )
 from ringspec.conformance.readout.fault_sets import Attempt, Candidates
 from ringspec.conformance.readout.geometry import dealt_otherwise
@@ -69,6 +68,7 @@ class Reader:
         self.base: Choices | None = None
         self.of_base: dict[tuple[str, int], Any] = {}
         self.every: dict[str, list[Kind]] = {}  # of known_faults
+        self.shown: dict[str, tuple[list[int], Any]] = {}  # of starts.of_use
         self.patterns: dict[tuple[str, int], Booleans | None] = {}  # of starts.shown_by
         self.lses: dict[bool, tuple[Any, Any]] = {}  # of part_search.lses_of_parts
 
@@ -129,7 +129,7 @@ class Reader:
         ``loosely``: a place may contain a little of ``bad``. ``able``: whether a place may explain everything, if only
         such places are of use.
         """
-        of_rows = "result_of" in names_of(kind)
+        of_rows = "result_of" in kind.names
         parts = places.whole_rows if of_rows else places.of_heads if kind.of_tiles else None
         fitting = places.fitting(good, bad, MOST_WHOLE, loosely, parts)
         gained, lost = (np.asarray(x, float).sum(axis=(2, 3, 4)) for x in (good, bad))

@@ -10,13 +10,12 @@ pattern. The other terms are those of :mod:`ringspec.conformance.readout.reader`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringspec.conformance.readout.choices import KERNELS, Choices, components
-from ringspec.conformance.readout.effects import names_of
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.model.storing import landed
 from ringspec.conformance.readout.places import Place, pairs_listed
@@ -108,7 +107,7 @@ def shown_by(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
 
 def pattern_of(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
     changes: dict[str, Any] = dict(kind.changes)
-    if names_of(kind) & MOVES[phase] or not changes.keys() & OF_ZEROS:
+    if kind.names & MOVES[phase] or not changes.keys() & OF_ZEROS:
         return None
     counts = [np.asarray(x) for slot, x in changes.items() if slot.endswith("count")]
     if counts:
@@ -125,7 +124,7 @@ def pattern_of(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
 def of_use(
     reader: Reader,
     phase: str,
-    kinds: Iterable[Kind],
+    kinds: Sequence[Kind],
     zeros: Mapping[str, tuple[Booleans, Booleans]],
     alone: bool = False,
 ) -> Iterator[Kind]:
@@ -135,18 +134,12 @@ def of_use(
     for each matrix, the patterns with the choices so far and as observed (:func:`ringspec.conformance.readout.backward_search.zeros_of`).
     ``alone``: all kinds are of one matrix, and only those that change zeros are yielded.
     """
-    kinds = list(kinds)
-    shown = [shown_by(reader, phase, kind) for kind in kinds]
-    at = [n for n, pattern in enumerate(shown) if pattern is not None]
-    shape = (
-        reader.geometry.workers,
-        reader.geometry.workers,
-        1,
-        reader.geometry.slots,
-        reader.geometry.slots,
-    )
-    rows = [np.broadcast_to(pattern, shape).ravel() for pattern in shown if pattern is not None]
-    patterns = np.array(rows, np.float32).reshape(len(rows), -1)
+    if kinds is reader.tried(phase)[0]:
+        if phase not in reader.shown:
+            reader.shown[phase] = patterns_of(reader, phase, kinds)
+        at, patterns = reader.shown[phase]
+    else:
+        at, patterns = patterns_of(reader, phase, kinds)
     use: dict[int, tuple[bool, float]] = {}
     for name, (ours, there) in zeros.items():
         gain, loss = (
@@ -168,6 +161,15 @@ def of_use(
             yield kind
 
 
+def patterns_of(reader: Reader, phase: str, kinds: Sequence[Kind]) -> tuple[list[int], Any]:
+    """Return the numbers of the kinds that change zeros, and their patterns, one in each row."""
+    shown = [shown_by(reader, phase, kind) for kind in kinds]
+    W, n = reader.geometry.workers, reader.geometry.slots
+    rows = [np.broadcast_to(x, (W, W, 1, n, n)).ravel() for x in shown if x is not None]
+    at = [number for number, pattern in enumerate(shown) if pattern is not None]
+    return at, np.array(rows, np.float32).reshape(len(rows), -1)
+
+
 def told_apart(ours: Booleans, there: Booleans) -> tuple[Array, Array]:
     """Return what a pattern gains, and what it loses, by showing each pair and by hiding it: [2, a, b, h, i, j] each."""
     return np.stack([~ours & there, ours & ~there]), np.stack([~ours & ~there, ours & there])
@@ -186,7 +188,7 @@ def matrix_of(kind: Kind) -> str:
 def useful(
     reader: Reader,
     phase: str,
-    kinds: Iterable[Kind],
+    kinds: Sequence[Kind],
     choices: Choices,
     zeros: Mapping[str, tuple[Booleans, Booleans]],
 ) -> Iterable[Kind]:

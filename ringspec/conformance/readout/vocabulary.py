@@ -48,7 +48,7 @@ def both_kernels(kind: Kind) -> bool:
     Factors on dS and on a block are excluded: in a single kernel they are factors on its gradients, which have their
     own kinds.
     """
-    slots = {slot.split(".")[0] for slot in kind.slots}
+    slots = kind.names
     alone = slots <= {"ds_times", "count"} or slots & {*OF_ALL, "exchanged"}
     return bool(slots & OF_BOTH) and not alone
 

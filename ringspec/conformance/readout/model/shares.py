@@ -176,7 +176,10 @@ def ds_of(
     ds = c["ds_times"] * p * (g - d) * slope
     if not form.any():
         return np.asarray(ds)
-    computed = shown(model, c["mask"]).any(axis=(3, 4), keepdims=True)
+    seen = shown(model, c["mask"])
+    computed = seen.any(axis=(3, 4), keepdims=True)
+    if model.geometry.visible_parts:
+        computed = seen.any(axis=3, keepdims=True) & seen.any(axis=4, keepdims=True)
     if (c["computed"] >= 0).any():
         pairs = shown(model, np.maximum(c["computed"], 0))
         computed = np.where(c["computed"] < 0, computed, pairs)

@@ -44,8 +44,8 @@ def held(model: Model, name: str, c: Choices, share: Array) -> Array:
         share = routed(model, name, share, c["routed"][-1])
     if name in c["uncleared"]:
         *_, of, number = c["uncleared"]
-        if of == "steps":
-            return uncleared_steps(model, name, share, number)
+        if of in ("steps", "all steps"):
+            return uncleared_steps(model, name, share, number, of == "all steps")
         blocks = "" if of == "tiles" else of
         share = uncleared_tiles(model, name, share, number, blocks)
     return share
@@ -66,10 +66,10 @@ def mixed(model: Model, name: str, share: Array, of: str, how: str) -> Array:
     return np.moveaxis(np.tensordot(times, whole, (1, axis)), 0, axis)
 
 
-def uncleared_steps(model: Model, name: str, share: Array, every: int) -> Array:
+def uncleared_steps(model: Model, name: str, share: Array, every: int, skipped: bool) -> Array:
     """Return the shares if a block's buffer is used again after ``every`` steps without being cleared.
 
-    The buffer then still holds the shares of all its earlier uses.
+    The buffer then still holds the shares of all its earlier uses. ``skipped``: also in steps whose block the mask hides.
     """
     step = model.geometry.steps("backward")
     by_query = model.geometry.travels("backward") == "queries"
@@ -78,7 +78,8 @@ def uncleared_steps(model: Model, name: str, share: Array, every: int) -> Array:
         for other in range(model.workers):
             at = (other, b) if by_query else (a, other)
             gap = step[a, b] - step[at]
-            if gap > 0 and gap % every == 0:
+            used = skipped or model.masks[0][a, b].any()
+            if gap > 0 and gap % every == 0 and used:
                 found[a, b] += share[at]
     return found
 
