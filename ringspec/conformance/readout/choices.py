@@ -102,7 +102,7 @@ class Tiles:
     otherwise each block begins with an empty state. ``own``: only the block of a worker with its own keys (step 0) is
     divided. ``blocks``: only blocks that a mask hides in part ('masked'), or only the others ('whole'), are computed in these
     tiles; '' if all are. ``chunks``: each chunk of a block's keys begins with an empty state, and the results of the chunks are merged
-    correctly. ``last``: only the merges of the last step are wrong.
+    correctly. ``last``: only the merges of the last step are wrong. ``backwards``: the last tile comes first.
     """
 
     size: int
@@ -112,17 +112,19 @@ class Tiles:
     chunks: bool = False
     last: bool = False
     blocks: str = ""
+    backwards: bool = False
 
     def of(self, geometry: Geometry, step: int = 0) -> list[slice]:
         """Return the keys of each tile of a block, as slices."""
         if self.own and step > 0:
             return [slice(0, geometry.slots)]
         starts = range(0, geometry.slots, geometry.run)
-        return [
+        found = [
             slice(x, min(x + self.size, start + geometry.run))
             for start in starts
             for x in range(start, start + geometry.run, self.size)
         ]
+        return found[::-1] if self.backwards else found
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ class Choices:
         DROPS_IN_L and DROPS_IN_DS. ``drop_dv``: whether the product for dv lacks it. ``drop_times``: a factor on it.
         ``count``: how often the pair is counted.
         ``lse``, ``delta``: what the backward pass takes for lse and delta, as numbers in LSES and DELTAS.
+        ``dp_of_k``: whether dp is <dy, k>, not <dy, v>.
         ``delta_times``, ``dlse_times``, ``ds_times``: factors on delta, dlse and dS.
     ``cap``, ``cap_slope``: the form of the soft cap and of its derivative, as numbers in CAPS and CAP_SLOPES.
         ``dq_form``, ``dk_form``, ``dv_form``, ``dbias_form``: the matrix in each gradient's product, as numbers in DS_FORMS and DV_FORMS.
@@ -302,6 +305,7 @@ def right_choices(geometry: Geometry) -> Choices:
             "value_mask": number - 1,
             "computed": number - 1,
             "centred": number > 0,
+            "dp_of_k": number > 0,
             "hidden_score": np.full(one.shape, -np.inf),
             "exchanged": number > 0,
             "o_to": np.arange(geometry.workers),

@@ -107,6 +107,6 @@ CHANGED_BY = {
     "dq_to": BOTH[:1], "dq_k": BOTH[:1], "dq_count": BOTH[:1], "dq_form": BOTH[:1],
     "dk_q": BOTH[1:2], "dk_to": BOTH[1:2], "dk_count": BOTH[1:2], "dk_form": BOTH[1:2],
     "dbias_to": BOTH[2:], "dbias_k": BOTH[2:], "dbias_count": BOTH[2:], "dbias_form": BOTH[2:],
-    "dy": BOTH, "v": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dims": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH, "cap_slope": BOTH, "dlse_of": BOTH, "dlse_times": BOTH,
+    "dy": BOTH, "v": BOTH, "dp_of_k": BOTH, "delta": BOTH, "delta_times": BOTH, "delta_dims": BOTH, "delta_dy": BOTH, "delta_o": BOTH, "ds_times": BOTH, "cap_slope": BOTH, "dlse_of": BOTH, "dlse_times": BOTH,
     "exchanged": ("P", "dS of dk"), "stacked": ("P", "dS of dk"), "computed": (), "dq_of_group": BOTH[:1], **dict.fromkeys(OF_SINKS, ("dsinks",)),
 }  # fmt: skip

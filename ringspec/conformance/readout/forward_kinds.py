@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -184,19 +186,19 @@ def merge_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
 def tile_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes in merging tiles of keys, within each block or across all blocks."""
     of_blocks = {} if distinct and geometry.sees_all else WITH_A_MASK
-    for size in (2, 3, 4):
-        for name in merges.IN_TILES if size < geometry.run else ():
-            for through, where in ((False, "within a block"), (True, "of all blocks")):
-                words = f"between tiles of {size} keys {where}, {merges.WRONG[name]}"
-                yield Kind(words, (("tiles", Tiles(size, name, through)),), 1.2)
-                for blocks, which in of_blocks.items() if not through else ():
-                    words = (
-                        f"between tiles of {size} keys within a block {which}, {merges.WRONG[name]}"
-                    )
-                    yield Kind(words, (("tiles", Tiles(size, name, False, blocks=blocks)),), 1.25)
-                if geometry.run < geometry.slots and not through:
-                    words = f"between tiles of {size} keys within a chunk, {merges.WRONG[name]}"
-                    yield Kind(words, (("tiles", Tiles(size, name, False, chunks=True)),), 1.2)
+    inside = [("a block", "", False), *((f"a block {x}", y, False) for y, x in of_blocks.items())]
+    inside += [("a chunk", "", True)] if geometry.run < geometry.slots else []
+    every = [(Tiles(0, "", True), "of all blocks", 1.2)]
+    for where, blocks, chunks in inside:
+        tiles = Tiles(0, "", False, chunks=chunks, blocks=blocks)
+        every.append((tiles, f"within {where}", 1.25 if blocks else 1.2))
+    for size, name in itertools.product((2, 3, 4), merges.IN_TILES):
+        for tiles, where, cost in every if size < geometry.run else ():
+            for backwards in (False, True):
+                order = ", from the last to the first" if backwards else ""
+                words = f"between tiles of {size} keys {where}{order}, {merges.WRONG[name]}"
+                made = dataclasses.replace(tiles, size=size, merge=name, backwards=backwards)
+                yield Kind(words, (("tiles", made),), cost + 0.1 * backwards)
     if geometry.run < geometry.slots:
         for name in ("lse not updated", "lse of block"):
             words = f"in the last step, between the results of chunks of keys, {merges.WRONG[name]}"

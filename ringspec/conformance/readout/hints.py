@@ -63,6 +63,7 @@ HINTS = {
         "dk_q",
         "dq_k",
         "turned",
+        "dp_of_k",
         "dy_ones",
         "dy",
         "dq_form",

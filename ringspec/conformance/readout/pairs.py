@@ -21,6 +21,7 @@ In arrays, a matrix is divided into blocks: ``[a, b, h, i, j]`` is query i of wo
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -44,7 +45,8 @@ class Pairs:
 
     ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none. ``sinks`` [H, N], ``bias`` [a, h, i, (b, j)] and
     ``keep`` [a, h, i, (b, j)], the mask of dropout; None if there are none. ``dy_at`` [(h, a, i)]: the place of the only
-    entry of each dy that is not 0, as a fraction of the head dimension; None if dy has others.
+    entry of each dy that is not 0, as a fraction of the head dimension; None if dy has others. ``dy_k``: <dy, k>, in the
+    form of ``g``.
     """
 
     geometry: Geometry
@@ -55,6 +57,7 @@ class Pairs:
     bias: Array | None = None
     keep: Array | None = None
     dy_at: Array | None = None
+    dy_k: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,16 @@ def pairs_of(geometry: Geometry, dim: int, seed: int = 1) -> Pairs:
     dlse = (below(2 * EIGHTHS + 1, "dlse", W, H, n) - EIGHTHS) / 8 if geometry.dlse else None
     bias = (below(2 * EIGHTHS + 1, "bias", W, H, n, W * n) - EIGHTHS) / 8 if geometry.bias else None
     dy_at = (W * n + np.arange(H * W * n)) / dim
-    return Pairs(
+    found = Pairs(
         geometry, s, g.astype(np.float64), dlse, sinks_of(geometry), bias, kept(geometry), dy_at
     )
+    inputs = inputs_of(found, dim)
+    return dataclasses.replace(found, dy_k=products(inputs["dy"], inputs["k"], geometry))
+
+
+def products(rows: Array, columns: Array, geometry: Geometry) -> Array:
+    """Return <row, column> in the form of ``g`` for vectors of queries [W, H, n, dim] and of keys [W, Hkv, n, dim]."""
+    return np.einsum("ahid,bcjd->cabhij", rows, columns) * geometry.real_pairs
 
 
 def kept(geometry: Geometry, more: int = 0) -> Array | None:

@@ -69,6 +69,7 @@ DV_WORDS = {
 def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes in the products that give dq, dk and dv, and in the buffers that hold these gradients."""
     yield Kind("dy is taken as 1 everywhere (the gradient of the sum of o)", (("dy_ones", True),))
+    yield Kind("dp is <dy, k>, not <dy, v>", (("dp_of_k", True),), 1.1)
     yield Kind("dS is not transposed in the product for dk", (("turned", 1),))
     yield Kind("P is not transposed in the product for dv", (("turned", 2),))
     yield Kind(
@@ -248,6 +249,7 @@ def buffer_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> It
     owner = a if names == ("dq",) else b
     for by, lost, words in (
         (-1, W - 1, "added one step late, to the next visitor's, and those of the last step are lost"),
+        (1, W - 1, "returned without the last hop: a worker returns those of another block, and those of the last step are lost"),
         (1, 0, "added one step early, to the visitor's before, and those of a worker's own block are lost"),
     ):  # fmt: skip
         at = ((owner + by * geometry.direction) % W)[:, :, None, None, None]

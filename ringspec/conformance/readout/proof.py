@@ -280,7 +280,7 @@ def refutes(proof: Replayed, found: Told) -> bool:
         dataclasses.replace(one, kind=windowed.get(one.kind, one.kind)) for one in found.faults
     )
     for faults in dict.fromkeys((found.faults, renamed)):
-        compared = proof.compared(dataclasses.replace(found, faults=faults))
+        compared = proof.compared(dataclasses.replace(found, faults=faults), in_every_way=True)
         if compared is None or compared.fits:
             return False
     return True

@@ -37,6 +37,7 @@ from ringspec.conformance.readout.rounding import (
     backward_rounding,
     forward_rounding,
     is_rounding,
+    less_exact,
     rounded_values,
 )
 from ringspec.formats import load
@@ -295,10 +296,15 @@ def read_backward(
 
 def pass_of(found: Explanation, phase: str, rounded: Sequence[str] = ()) -> PassRead:
     """Return an explanation of one pass in the form that a reading holds; ``rounded``: which values are rounded, in words."""
-    more = tuple(Named(phase, words, "", 1.0, ROUNDING) for words in rounded)
-    sets = (found.faults, *found.others) if found.faults or more else ()
+    weaker = tuple(less_exact(words) or words for words in rounded)
+    statements = [rounded] if weaker == tuple(rounded) else [rounded, weaker]
+    sets = (found.faults, *found.others) if found.faults or rounded else ()
     return PassRead(
-        tuple((*(named(fault) for fault in one), *more) for one in sets[:MOST_SETS]),
+        tuple(
+            (*map(named, one), *(Named(phase, x, "", 1.0 + 0.1 * number, ROUNDING) for x in words))
+            for number, words in enumerate(statements)
+            for one in sets[:MOST_SETS]
+        ),
         "" if found.whole else left_of(found),
         found.base,
     )

@@ -130,11 +130,12 @@ class Replayed:
         batch = call.worker("q", 0).shape[0]
         self.rings = [[RingOf(one) for one in ways_of(given_of(call, n))] for n in range(batch)]
 
-    def compared(self, told: Told, phase: str = "") -> Compared | None:
+    def compared(self, told: Told, phase: str = "", in_every_way: bool = False) -> Compared | None:
         """Compare the outputs with what the faults give; None if the model ring cannot compute that.
 
         ``phase``: the only pass whose outputs are compared; '' for both. A backward pass that is compared alone is
-        given the target's own o and lse.
+        given the target's own o and lse. ``in_every_way``: None also if only some of the ways in which a ring may compute
+        this call can have the faults, as where tiles are larger than a chunk.
         """
         parts: list[Compared] = []
         rounded = any(is_rounding(fault.kind) for fault in told.faults)
@@ -146,6 +147,8 @@ class Replayed:
                 ):
                     continue
                 made = ring.results_of(told, self.saved(entry) if phase == "backward" else None)
+                if made is None and in_every_way:
+                    return None
                 if made is not None and phase:
                     of_pass = [x for x in made[0] if (x in OF_FORWARD) == (phase == "forward")]
                     made = tuple({name: x[name] for name in of_pass} for x in made)  # type: ignore[assignment]
@@ -439,7 +442,9 @@ def pairs_of_call(given: Given) -> Pairs:
     s = given.geometry.scale * np.einsum("ahid,bcjd->cabhij", given.q, given.k)
     dy = np.zeros_like(given.q[..., : given.v.shape[3]]) if given.dy is None else given.dy
     g = np.einsum("ahid,bcjd->cabhij", dy, given.v)
-    return Pairs(given.geometry, s, g, given.dlse, given.sinks, given.bias, given.keep)
+    same = given.k.shape == given.v.shape
+    dy_k = np.einsum("ahid,bcjd->cabhij", dy, given.k) if same else None
+    return Pairs(given.geometry, s, g, given.dlse, given.sinks, given.bias, given.keep, dy_k=dy_k)
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,11 @@ NARROW = ("bfloat16", "float16")  # every number of the first with few digits is
 ON_GRID, NEARLY_ALL = 1e-6, 0.98
 OF_DELTA = 1e-6  # absolute error of a delta that is read from dS
 # Mean / root mean square of differences; their correlation with the logarithm of the value.
-BIASED, DEPENDENT = 0.4, 0.4
+BIASED, DEPENDENT = 0.6, 0.4
 MOST_UNITS = 4  # the largest difference that several roundings give, in unit roundoffs
 ROUNDED, CUT, COARSE = "rounded to", "cut, not rounded, to", "only about as precise as"
 WORDS = (ROUNDED, CUT, COARSE)
+OF_PRODUCTS = "p in the product with v, or the running o before its division by l,"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def rounded_products(seen: Array, ours: Array, tolerance: float) -> str | None:
     """Say that the p in the product with v is rounded, if the weights [a, b, h, i, j] show it; None if they do not.
 
     A kernel rounds e^(s - m), with the maximum m of the keys so far, which is some score of the row. So some pair of the
-    row must have a score from which the rounding of this pair follows.
+    row must have a score from which the rounding of this pair follows. Each number of o shows one pair, so a running o
+    that is rounded once looks the same.
     """
     rows, expected = (
         np.moveaxis(x, 1, 3).reshape(-1, x.shape[1] * x.shape[4]) for x in (seen, ours)
@@ -105,8 +107,13 @@ def rounded_products(seen: Array, ours: Array, tolerance: float) -> str | None:
                     error = np.abs(rows - expected * (rounding(p, name) / p))
                 fits |= possible & (error <= tolerance * np.abs(expected))
             if fits[pairs].mean() >= NEARLY_ALL:
-                return f"p in the product with v is {words} {name}"
+                return f"{OF_PRODUCTS} is {words} {name}"
     return None
+
+
+def less_exact(words: str) -> str:
+    """Return a weaker statement about the same values, which may hold in more problems; '' if there is none."""
+    return f"o is {COARSE} {words.split()[-1]}" if words.startswith(OF_PRODUCTS) else ""
 
 
 def cut(x: Array, name: str) -> Array:

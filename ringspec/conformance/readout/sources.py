@@ -154,6 +154,7 @@ def query_heads(geometry: Geometry) -> dict[str, Any]:
         "the next head": (h + 1) % H,
         "the previous head": (h - 1) % H,
         "head 0": 0 * h,
+        "head h // group (the number of the key head)": h // group,
         "the heads in another order (h mod group, then h // group)": h % group * kv + h // group,
         "the heads in another order (h mod Hkv, then h // Hkv)": h % kv * group + h // kv,
         "the heads in reversed order": H - 1 - h,

@@ -24,7 +24,7 @@ from ringspec.conformance.readout.places import place_named
 OF_BOTH = {
     "q", "k", "v", "dy", "mask", "centred", "hidden_score", "times", "count", "lse", "lse_of", "delta", "delta_dy", "delta_o",
     "delta_times", "ds_times", "dlse_of", "dlse_times", "bias_q", "bias_k", "bias_times", "drop_q", "drop_k", "drop",
-    "drop_times", "drop_ds",
+    "drop_times", "drop_ds", "dp_of_k",
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ class Model:
         self.order = np.argsort(geometry.steps("forward"), axis=1)
         self.rows = np.arange(self.workers)
         self.s, self.g = (by_token(x) for x in (pairs.s, pairs.g))
+        self.dy_k = self.g if pairs.dy_k is None else by_token(pairs.dy_k)
         # [c, (b, j), (g, x, y)]: G of query y of worker x in head g, with key j of worker b in key head c
         self.columns = pairs.g.transpose(0, 2, 5, 3, 1, 4).reshape(
             self.key_heads, geometry.tokens, -1

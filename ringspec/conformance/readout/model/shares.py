@@ -40,7 +40,7 @@ from ringspec.spec.online_softmax import finite_shift
 
 OF_CORE = (
     *OF_SCORES, *components("dy"), *components("v"), *components("lse_of"), *components("delta_dy"),
-    *components("delta_o"), "lse", "delta", "delta_times", "dy_ones", "dlse_times", *components("dlse_of"),
+    *components("delta_o"), "lse", "delta", "dp_of_k", "delta_times", "dy_ones", "dlse_times", *components("dlse_of"),
     *OF_DROP, "drop_ds", "delta_dims",
 )  # fmt: skip
 OF_DELTA = (*components("delta_dy"), *components("delta_o"), "delta_dims")
@@ -129,6 +129,8 @@ def core_of_pairs(model: Model, c: Choices, forward: Forward, lse: Array, produc
     s = scores_of_pairs(model, c)
     at = model.index(c, "dy"), model.index(c, "v")
     g = model.part("dp", at, lambda: model.g[at])
+    if c["dp_of_k"].any():
+        g = np.where(c["dp_of_k"], model.dy_k[at[0], model.index(c, "k")], g)
     dropped = g * drop_factors(model, c)
     g = np.where(NOT_IN_DP[c["drop_ds"]], g, dropped)
     if c["dy_ones"]:
