@@ -248,7 +248,9 @@ class CoreMemory:
         self.psum_live = [0] * PSUM_BANKS
         self.psum_high = 0
         self.lifetimes = Lifetimes()
-        self._placed: Counter[int] = Counter()
+        self._placed: dict[int, int] = {}
+        """The number of placed tiles that end at a byte of a partition; ``_placed_high`` is the highest of these bytes."""
+        self._placed_high = 0
         self.sbuf_sites: dict[Extent, Site] = {}
         self.psum_sites: dict[Extent, Site] = {}
         """The places that the kernel chose so far."""
@@ -282,38 +284,38 @@ class CoreMemory:
         self._placed[end] -= 1
         if self._placed[end] == 0:
             del self._placed[end]
+            if end == self._placed_high:
+                self._placed_high = max(self._placed, default=0)
 
     def settle(self) -> None:
         """At the end of a launch, raise :class:`CapacityError` unless the tiles fit by their uses."""
         if self.lifetimes.error is not None:
             collect()
             self.lifetimes.settle(
-                self.sbuf_live + max(self._placed, default=0), self.psum_live, self.sbuf_limit
+                self.sbuf_live + self._placed_high, self.psum_live, self.sbuf_limit
             )
 
     def _charge_sbuf(self, storage: Storage, address: tuple[int, int] | None) -> None:
-        live, end = self.sbuf_live, max(self._placed) if self._placed else 0
+        live, high = self.sbuf_live, self._placed_high
         if address is None:
             live += storage.partition_bytes
         else:
-            end = max(end, address[1] + storage.partition_bytes)
-        if self.sbuf_limit is not None and live + end > self.sbuf_limit:
+            end = address[1] + storage.partition_bytes
+            high = max(high, end)
+        if self.sbuf_limit is not None and live + high > self.sbuf_limit:
             error = CapacityError(
                 storage.name or "SBUF",
                 f"{self.sbuf_limit} bytes per partition of SBUF",
-                f"{self.sbuf_live} live, {max(self._placed, default=0)} placed, {storage.partition_bytes} more",
+                f"{self.sbuf_live} live, {self._placed_high} placed, {storage.partition_bytes} more",
                 "use smaller tiles, or drop the references to tiles that are no longer needed",
             )
             self.lifetimes.full(error, storage.partition_bytes, self.sbuf_limit)
         self.sbuf_live = live
-        self.sbuf_high = max(self.sbuf_high, live + end)
+        self.sbuf_high = max(self.sbuf_high, live + high)
         storage.placed = address
         if address is not None:
-            self._placed[
-                end
-                if address[1] + storage.partition_bytes == end
-                else address[1] + storage.partition_bytes
-            ] += 1
+            self._placed[end] = self._placed.get(end, 0) + 1
+            self._placed_high = high
 
     def _charge_psum(self, storage: Storage, address: tuple[int, int] | None) -> None:
         wanted = storage.partition_bytes
