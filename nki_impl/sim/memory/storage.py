@@ -57,22 +57,19 @@ SBUF, PSUM, SHARED_HBM = MemoryRegion.sbuf, MemoryRegion.psum, MemoryRegion.shar
 """The members that instructions compare with. To look up a member of an Enum takes 20 times as long as such a name in
 Python 3.11, and an instruction would do so several times."""
 
-_spare: dict[int, list[tuple[NDArray[np.uint8], int]]] = {}
-"""The bytes of freed on-chip tensors and their address, by size, for the next tensors. Fresh memory costs a page fault
-for every 4 KiB, which together take as long as a small matrix product."""
+_spare: dict[int, list[NDArray[np.uint8]]] = {}
+"""The bytes of freed on-chip tensors, by size, for the next tensors. Fresh memory costs a page fault for every 4 KiB,
+which together take as long as a small matrix product."""
 _MOST_SPARE = 32
 """The largest number of entries for one size."""
 _ONLY_HERE = 2
 """The reference count of an object that only one attribute (and the call that counts) refers to."""
 
 
-def _new_bytes(size: int) -> tuple[NDArray[np.uint8], int]:
-    """Return ``size`` bytes with any content, and their address."""
+def _new_bytes(size: int) -> NDArray[np.uint8]:
+    """Return ``size`` bytes with any content."""
     held = _spare.get(size)
-    if held:
-        return held.pop()
-    fresh = np.empty(size, np.uint8)
-    return fresh, fresh.__array_interface__["data"][0]
+    return held.pop() if held else np.empty(size, np.uint8)
 
 
 def _marks(count: int, value: bool) -> NDArray[np.bool_]:
@@ -135,7 +132,7 @@ class Storage:
     """
 
     __slots__ = (
-        "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
+        "buffer", "dtype", "shape", "size", "raw", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "alike", "unit", "started", "account", "placed", "banks", "on_chip",
         "free_size", "partition_bytes", "shadow", "first", "last", "line", "site", "is_filling", "lost", "lost_to", "maker",
         "widened", "__weakref__",
@@ -153,7 +150,7 @@ class Storage:
         self.dtype = dtype
         self.shape = shape
         self.size = math.prod(shape)
-        self.raw, self.base = _new_bytes(self.size * dtype.itemsize)
+        self.raw = _new_bytes(self.size * dtype.itemsize)
         self.name = name
         self.owner = owner
         self.is_input = False
@@ -231,7 +228,7 @@ class Storage:
             if sys.getrefcount(self.raw) == _ONLY_HERE:
                 spare = _spare.setdefault(self.raw.size, [])
                 if len(spare) < _MOST_SPARE:
-                    spare.append((self.raw, self.base))
+                    spare.append(self.raw)
 
 
 class CoreMemory:
