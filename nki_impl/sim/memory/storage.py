@@ -23,13 +23,12 @@ import sys
 import weakref
 from collections import Counter
 from enum import Enum
-from types import CodeType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.errors import CapacityError, PartitionError, ShapeError
+from nki_impl.sim.errors import CapacityError, PartitionError, ShapeError, Spot
 from nki_impl.sim.memory.liveness import Lifetimes, collect
 from nki_impl.sim.tensor.dtypes import DType
 
@@ -127,14 +126,14 @@ class Storage:
     matmul operands (see :func:`~nki_impl.sim.tensor.access.read_operand`); None after each write. ``started`` (PSUM): the elements whose last
     write was by a matmul; None if there are none, True if all are. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
     ``read_only``: True for kernel inputs, which cannot be written. ``placed``: (partition, byte) if the kernel chose the
-    address. ``site``, ``is_filling``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`. ``maker``: the code of the
-    function that called ``nl.ndarray``; None for other allocations.
+    address. ``site``, ``is_filling``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`. ``made_at``: the
+    call of ``nl.ndarray``; None for other allocations.
     """
 
     __slots__ = (
         "buffer", "dtype", "shape", "size", "raw", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "alike", "unit", "started", "account", "placed", "banks", "on_chip",
-        "free_size", "partition_bytes", "shadow", "first", "last", "line", "site", "is_filling", "lost", "lost_to", "maker",
+        "free_size", "partition_bytes", "shadow", "first", "last", "site", "is_filling", "lost", "lost_to", "made_at",
         "widened", "__weakref__",
     )  # fmt: skip
 
@@ -170,13 +169,12 @@ class Storage:
         self.first = self.last = -1
         self.partition_bytes = self.free_size * dtype.itemsize
         """Bytes per partition of an on-chip storage."""
-        self.line = ""
         self.site: Site | None = None
         self.is_filling = False
         self.lost: NDArray[np.bool_] | bool | None = None
-        """The lost bytes, as (partitions, bytes), in one row if they are the same in all partitions; True: all bytes."""
-        self.lost_to = ""
-        self.maker: CodeType | None = None
+        """The lost units, as (partitions, units), in one row if they are the same in all partitions; True: all units."""
+        self.lost_to: tuple[object, Spot | None] | None = None
+        self.made_at: Spot | None = None
         self.shadow: object = None
         """The race detector's records of this storage."""
         if NewMemory.zeros:
@@ -219,6 +217,8 @@ class Storage:
         """Use a smaller ``unit`` for the mask, which a view with a smaller dtype needs."""
         if self.mask is not None:
             self.mask = np.repeat(self.mask, self.unit // unit)
+        if isinstance(self.lost, np.ndarray):
+            self.lost = np.repeat(self.lost, self.unit // unit, axis=1)
         self.missing *= self.unit // unit
         self.unit = unit
 

@@ -424,7 +424,7 @@ class NkiTensor(NKIObject):
         if self.whole and self._storage.is_input:
             return True
         # A tensor of one element may be a flag; no other one has a truth of its own in Python.
-        if self.whole and self.size > 1 and is_argument(self._storage.maker):
+        if self.whole and self.size > 1 and is_argument(self._storage.made_at):
             warn_of_truth(self.name)
             return True
         return bool(refuse(self))
