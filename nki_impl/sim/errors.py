@@ -7,9 +7,10 @@ classes derive from :class:`SimulatorError`, which is an :class:`NkiValidationEr
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -24,13 +25,13 @@ def _kernel_frame(frame: FrameType | None) -> FrameType | None:
     """Return the frame of the kernel's function that called the simulator: the first one outside it."""
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    while frame is not None and frame.f_back is not None and _is_standard(frame):
+    while frame is not None and frame.f_back is not None and _is_standard(frame.f_code.co_filename):
         frame = frame.f_back  # copy.deepcopy, for example, called by the kernel
     return frame
 
 
-def _is_standard(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
+@functools.cache
+def _is_standard(file: str) -> bool:
     return file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
 
 
@@ -38,6 +39,26 @@ def kernel_line() -> str:
     """Return ``file:line`` for the line of the kernel that is running."""
     frame = _kernel_frame(sys._getframe(1))
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+Spot = tuple[CodeType, int]
+"""Code and the instruction in it. Its line is only searched for (:func:`line_of`) if a message needs it, because Python
+goes through the code from its start to find a line."""
+
+
+def kernel_spot() -> Spot | None:
+    """Return what of the kernel is running; None if that is unknown."""
+    frame = _kernel_frame(sys._getframe(1))
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+def line_of(spot: Spot | None) -> str:
+    """Return ``file:line`` for a spot, as :func:`kernel_line` does."""
+    if spot is None:
+        return "?"
+    code, at = spot
+    line = next(line for start, end, line in code.co_lines() if start <= at < end)
+    return f"{code.co_filename}:{line}"
 
 
 def _operation_name() -> str:

@@ -226,7 +226,8 @@ def ndarray(
     :class:`~nki_impl.sim.errors.CapacityError` when SBUF or PSUM is full.
     """
     out = _new_tensor(shape, dtype, buffer, name, address)
-    out._storage.maker = _sys._getframe(1).f_code
+    frame = _sys._getframe(1)
+    out._storage.made_at = frame.f_code, frame.f_lasti
     return out
 
 

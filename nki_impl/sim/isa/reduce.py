@@ -12,6 +12,7 @@ Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/nki.isa.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ def tensor_reduce(
         )  # fmt: skip
     free_limit(data, "data")
     p = data.shape[0]
-    inner = int(np.prod(data.shape[axes[0] :]))
+    inner = math.prod(data.shape[axes[0] :])
     outer = data.size // inner
     if dst.shape[0] != p or dst.size != outer:
         raise ShapeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nki_impl.sim.errors import DtypeError, ShapeError, kernel_line
+from nki_impl.sim.errors import DtypeError, ShapeError
 from nki_impl.sim.machine.core import current
 from nki_impl.sim.memory.storage import (
     PSUM,
@@ -67,7 +67,6 @@ def new_tensor(
             _check_address(address, storage)
         core.memory.charge(storage, address)
         if address is not None:
-            storage.line = kernel_line()
             sites = core.memory.psum_sites if region is PSUM else core.memory.sbuf_sites
             join_site(storage, sites)
     tensor = NkiTensor(lengths, kind, storage, region, label)

@@ -23,13 +23,12 @@ import sys
 import weakref
 from collections import Counter
 from enum import Enum
-from types import CodeType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.errors import CapacityError, PartitionError, ShapeError
+from nki_impl.sim.errors import CapacityError, PartitionError, ShapeError, Spot
 from nki_impl.sim.memory.liveness import Lifetimes, collect
 from nki_impl.sim.tensor.dtypes import DType
 
@@ -57,22 +56,19 @@ SBUF, PSUM, SHARED_HBM = MemoryRegion.sbuf, MemoryRegion.psum, MemoryRegion.shar
 """The members that instructions compare with. To look up a member of an Enum takes 20 times as long as such a name in
 Python 3.11, and an instruction would do so several times."""
 
-_spare: dict[int, list[tuple[NDArray[np.uint8], int]]] = {}
-"""The bytes of freed on-chip tensors and their address, by size, for the next tensors. Fresh memory costs a page fault
-for every 4 KiB, which together take as long as a small matrix product."""
+_spare: dict[int, list[NDArray[np.uint8]]] = {}
+"""The bytes of freed on-chip tensors, by size, for the next tensors. Fresh memory costs a page fault for every 4 KiB,
+which together take as long as a small matrix product."""
 _MOST_SPARE = 32
 """The largest number of entries for one size."""
 _ONLY_HERE = 2
 """The reference count of an object that only one attribute (and the call that counts) refers to."""
 
 
-def _new_bytes(size: int) -> tuple[NDArray[np.uint8], int]:
-    """Return ``size`` bytes with any content, and their address."""
+def _new_bytes(size: int) -> NDArray[np.uint8]:
+    """Return ``size`` bytes with any content."""
     held = _spare.get(size)
-    if held:
-        return held.pop()
-    fresh = np.empty(size, np.uint8)
-    return fresh, fresh.__array_interface__["data"][0]
+    return held.pop() if held else np.empty(size, np.uint8)
 
 
 def _marks(count: int, value: bool) -> NDArray[np.bool_]:
@@ -130,14 +126,14 @@ class Storage:
     matmul operands (see :func:`~nki_impl.sim.tensor.access.read_operand`); None after each write. ``started`` (PSUM): the elements whose last
     write was by a matmul; None if there are none, True if all are. ``owner``: (rank, core), with core None for memory that both cores of a rank share.
     ``read_only``: True for kernel inputs, which cannot be written. ``placed``: (partition, byte) if the kernel chose the
-    address. ``site``, ``is_filling``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`. ``maker``: the code of the
-    function that called ``nl.ndarray``; None for other allocations.
+    address. ``site``, ``is_filling``, ``lost`` and ``lost_to``: see :mod:`nki_impl.sim.tensor.overlap`. ``made_at``: the
+    call of ``nl.ndarray``; None for other allocations.
     """
 
     __slots__ = (
-        "buffer", "dtype", "shape", "size", "raw", "base", "name", "owner", "is_input", "is_output",
+        "buffer", "dtype", "shape", "size", "raw", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "alike", "unit", "started", "account", "placed", "banks", "on_chip",
-        "free_size", "partition_bytes", "shadow", "first", "last", "line", "site", "is_filling", "lost", "lost_to", "maker",
+        "free_size", "partition_bytes", "shadow", "first", "last", "site", "is_filling", "lost", "lost_to", "made_at",
         "widened", "__weakref__",
     )  # fmt: skip
 
@@ -153,7 +149,7 @@ class Storage:
         self.dtype = dtype
         self.shape = shape
         self.size = math.prod(shape)
-        self.raw, self.base = _new_bytes(self.size * dtype.itemsize)
+        self.raw = _new_bytes(self.size * dtype.itemsize)
         self.name = name
         self.owner = owner
         self.is_input = False
@@ -173,13 +169,12 @@ class Storage:
         self.first = self.last = -1
         self.partition_bytes = self.free_size * dtype.itemsize
         """Bytes per partition of an on-chip storage."""
-        self.line = ""
         self.site: Site | None = None
         self.is_filling = False
         self.lost: NDArray[np.bool_] | bool | None = None
-        """The lost bytes, as (partitions, bytes), in one row if they are the same in all partitions; True: all bytes."""
-        self.lost_to = ""
-        self.maker: CodeType | None = None
+        """The lost units, as (partitions, units), in one row if they are the same in all partitions; True: all units."""
+        self.lost_to: tuple[object, Spot | None] | None = None
+        self.made_at: Spot | None = None
         self.shadow: object = None
         """The race detector's records of this storage."""
         if NewMemory.zeros:
@@ -222,6 +217,8 @@ class Storage:
         """Use a smaller ``unit`` for the mask, which a view with a smaller dtype needs."""
         if self.mask is not None:
             self.mask = np.repeat(self.mask, self.unit // unit)
+        if isinstance(self.lost, np.ndarray):
+            self.lost = np.repeat(self.lost, self.unit // unit, axis=1)
         self.missing *= self.unit // unit
         self.unit = unit
 
@@ -231,7 +228,7 @@ class Storage:
             if sys.getrefcount(self.raw) == _ONLY_HERE:
                 spare = _spare.setdefault(self.raw.size, [])
                 if len(spare) < _MOST_SPARE:
-                    spare.append((self.raw, self.base))
+                    spare.append(self.raw)
 
 
 class CoreMemory:
@@ -248,7 +245,9 @@ class CoreMemory:
         self.psum_live = [0] * PSUM_BANKS
         self.psum_high = 0
         self.lifetimes = Lifetimes()
-        self._placed: Counter[int] = Counter()
+        self._placed: dict[int, int] = {}
+        """The number of placed tiles that end at a byte of a partition; ``_placed_high`` is the highest of these bytes."""
+        self._placed_high = 0
         self.sbuf_sites: dict[Extent, Site] = {}
         self.psum_sites: dict[Extent, Site] = {}
         """The places that the kernel chose so far."""
@@ -282,38 +281,38 @@ class CoreMemory:
         self._placed[end] -= 1
         if self._placed[end] == 0:
             del self._placed[end]
+            if end == self._placed_high:
+                self._placed_high = max(self._placed, default=0)
 
     def settle(self) -> None:
         """At the end of a launch, raise :class:`CapacityError` unless the tiles fit by their uses."""
         if self.lifetimes.error is not None:
             collect()
             self.lifetimes.settle(
-                self.sbuf_live + max(self._placed, default=0), self.psum_live, self.sbuf_limit
+                self.sbuf_live + self._placed_high, self.psum_live, self.sbuf_limit
             )
 
     def _charge_sbuf(self, storage: Storage, address: tuple[int, int] | None) -> None:
-        live, end = self.sbuf_live, max(self._placed) if self._placed else 0
+        live, high = self.sbuf_live, self._placed_high
         if address is None:
             live += storage.partition_bytes
         else:
-            end = max(end, address[1] + storage.partition_bytes)
-        if self.sbuf_limit is not None and live + end > self.sbuf_limit:
+            end = address[1] + storage.partition_bytes
+            high = max(high, end)
+        if self.sbuf_limit is not None and live + high > self.sbuf_limit:
             error = CapacityError(
                 storage.name or "SBUF",
                 f"{self.sbuf_limit} bytes per partition of SBUF",
-                f"{self.sbuf_live} live, {max(self._placed, default=0)} placed, {storage.partition_bytes} more",
+                f"{self.sbuf_live} live, {self._placed_high} placed, {storage.partition_bytes} more",
                 "use smaller tiles, or drop the references to tiles that are no longer needed",
             )
             self.lifetimes.full(error, storage.partition_bytes, self.sbuf_limit)
         self.sbuf_live = live
-        self.sbuf_high = max(self.sbuf_high, live + end)
+        self.sbuf_high = max(self.sbuf_high, live + high)
         storage.placed = address
         if address is not None:
-            self._placed[
-                end
-                if address[1] + storage.partition_bytes == end
-                else address[1] + storage.partition_bytes
-            ] += 1
+            self._placed[end] = self._placed.get(end, 0) + 1
+            self._placed_high = high
 
     def _charge_psum(self, storage: Storage, address: tuple[int, int] | None) -> None:
         wanted = storage.partition_bytes

@@ -16,6 +16,7 @@ from nki_impl.sim.errors import (
     DynamicValueError,
     HiddenStateError,
     SimulatorWarning,
+    Spot,
     in_simulator,
     kernel_line,
 )
@@ -46,15 +47,17 @@ def refuse_values(cls: type) -> None:
             setattr(cls, f"__{name}__", refuse)
 
 
-def is_argument(maker: CodeType | None) -> bool:
+def is_argument(made_at: Spot | None) -> bool:
     """Return whether the function that asks for the truth of a tensor got it from a caller that allocated it.
 
-    ``maker``: the code of the function that allocated the tensor; None if no function of the kernel did. A result that
+    ``made_at``: where the kernel allocated the tensor; None if no function of the kernel did. A result that
     a function computes is allocated by itself or by a function that it called, so it never is such an argument.
-    Functions inside ``maker``, which reach its variables without arguments, count as ``maker``.
+    Functions inside the allocating one, which reach its variables without arguments, count as that one.
     """
-    asking = sys._getframe(2)
-    if maker is None or _is_inside(asking.f_code, maker):
+    if made_at is None:
+        return False
+    asking, maker = sys._getframe(2), made_at[0]
+    if _is_inside(asking.f_code, maker):
         return False
     frame = asking.f_back
     while frame is not None and frame.f_code is not maker:

@@ -59,7 +59,8 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
     storage.last = Clock.now
     if storage.first < 0:
         storage.first = storage.last
-    if tensor._array.shape[0] != storage.shape[0] or storage.placed is not None:
+    placed = storage.placed
+    if tensor._array.shape[0] != storage.shape[0] or (placed is not None and placed[0]):
         _check_start(tensor, operand)
     return tensor
 
@@ -122,7 +123,7 @@ def resolve(tensor: NkiTensor, skip: bool = False) -> NkiTensor | None:
         if skip:
             return None
         raise
-    return view_of(tensor, array, tensor.dtype)
+    return view_of(tensor, array, tensor.dtype, start)
 
 
 def _mask(tensor: NkiTensor) -> NDArray[np.bool_]:

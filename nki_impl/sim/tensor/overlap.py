@@ -16,13 +16,13 @@ element is read before or after it is overwritten.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.errors import OverlapError, kernel_line
-from nki_impl.sim.memory.storage import Extent, Near, Place, Site, Storage
+from nki_impl.sim.errors import OverlapError, Spot, kernel_spot, line_of
+from nki_impl.sim.memory.storage import Extent, MemoryRegion, Near, Place, Site, Storage
 from nki_impl.sim.tensor.patterns import covers_storage, over, over_each
 
 if TYPE_CHECKING:
@@ -32,13 +32,30 @@ _PARTITION_STRIDE = 1 << 20
 """More than the bytes of a partition, so that (partition, byte) can be one number."""
 
 
-def describe(storage: Storage) -> str:
-    """Return the name, address and allocation line of a storage, for messages."""
-    name = storage.name or "an unnamed tensor"
-    if storage.placed is None:
-        return name
-    kind, size = storage.buffer.value, storage.partition_bytes
-    return f"{name} ({kind} address {storage.placed}, {size} bytes, allocated at {storage.line})"
+class Label(NamedTuple):
+    """What a message says of a tensor. It has no reference to the tensor, which would keep its memory."""
+
+    name: str
+    buffer: MemoryRegion
+    placed: tuple[int, int] | None
+    size: int
+    made_at: Spot | None
+
+    def __str__(self) -> str:
+        name = self.name or "an unnamed tensor"
+        if self.placed is None:
+            return name
+        return f"{name} ({self.buffer.value} address {self.placed}, {self.size} bytes, allocated at {line_of(self.made_at)})"
+
+
+Writer = tuple[Label, Spot | None]
+"""The tensor through which memory was overwritten, and what of the kernel wrote it."""
+
+
+def _label(storage: Storage) -> Label:
+    return Label(
+        storage.name, storage.buffer, storage.placed, storage.partition_bytes, storage.made_at
+    )
 
 
 def join_site(storage: Storage, sites: dict[Extent, Site]) -> None:
@@ -52,9 +69,15 @@ def join_site(storage: Storage, sites: dict[Extent, Site]) -> None:
     if site is None:
         site = sites[extent] = Site(extent)
         for other in sites.values():
-            common = _common(extent, other.extent)
-            if common is None:
+            theirs = other.extent
+            if (
+                extent[3] <= theirs[2]
+                or theirs[3] <= extent[2]
+                or extent[1] <= theirs[0]
+                or theirs[1] <= extent[0]
+            ):
                 continue
+            common = _common(extent, theirs)
             site.near.append(_near(site, other, common))
             if other is not site:
                 other.near.append(_near(other, site, common))
@@ -70,10 +93,8 @@ def _fill(storage: Storage, site: Site) -> None:
     site.filled.append(weakref.ref(storage))
 
 
-def _common(a: Extent, b: Extent) -> Extent | None:
-    """Return the memory that two extents share, or None."""
-    if a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2]:
-        return None
+def _common(a: Extent, b: Extent) -> Extent:
+    """Return the memory that two overlapping extents share."""
     return max(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), min(a[3], b[3])
 
 
@@ -90,60 +111,101 @@ def _place(part: Extent, whole: Extent) -> Place:
     return slice(top - whole[0], bottom - whole[0]), slice(left - whole[2], right - whole[2])
 
 
-def _rows(storage: Storage, array: NDArray) -> NDArray:
-    """Return ``array``, which has one entry per byte of ``storage``, as (partitions, bytes)."""
-    return array.reshape(storage.shape[0], -1)
-
-
 def overwrite_rivals(tensor: NkiTensor) -> None:
-    """Mark the bytes that rivals share with ``tensor`` as lost, and the tensor's own bytes as present."""
+    """Mark what rivals share with ``tensor`` as lost, and the tensor's own elements as present."""
     storage = tensor._storage
     site = storage.site
     assert site is not None
     if not storage.is_filling:
         _fill(storage, site)
-    rivals = [
-        (near, held)
-        for near in site.near
-        for ref in near.site.filled
-        if (held := ref()) is not None and held is not storage
-    ]
-    if not rivals and storage.lost is None:
-        return
-    whole = covers_storage(tensor)
-    if whole:
-        storage.lost = None
-    by = f"{describe(storage)}, written at {kernel_line()}" if rivals else ""
-    written = None
-    for near, held in rivals:
-        if whole and near.is_covered and held.missing == 0:
-            _lose_all(held, by)
-            continue
-        written = _written_bytes(tensor) if written is None else written
-        rows, columns = near.mine
-        hit = written[:, columns] if len(written) == 1 else written[rows, columns]
-        _lose(held, near.theirs, hit, by)
     if storage.lost is not None:
-        written = _written_bytes(tensor) if written is None else written
-        storage.lost = storage.lost & ~written
+        _mark_present(tensor)
+    whole = False
+    by: Writer | None = None
+    written: tuple[slice, NDArray[np.bool_] | None] | None = None
+    for near in site.near:
+        for ref in near.site.filled:
+            rival = ref()
+            if rival is None or rival is storage:
+                continue
+            if by is None:
+                by, whole = (_label(storage), kernel_spot()), covers_storage(tensor)
+            if whole and near.is_covered and rival.missing == 0:
+                _lose_all(rival, by)
+                continue
+            written = written or _written_bytes(tensor)
+            _lose(rival, *_shared(near, *written), by)
 
 
-def _written_bytes(tensor: NkiTensor) -> NDArray[np.bool_]:
-    """Return (partitions, bytes) of the tensor's storage, True in the tensor; one row if that is the same in all."""
+def _mark_present(tensor: NkiTensor) -> None:
+    """Record that no element of ``tensor``, which has just been written, is lost."""
     storage = tensor._storage
-    if tensor._array.shape[0] == storage.shape[0]:
-        row = np.zeros(storage.partition_bytes, np.bool_)
-        part = over_each(tensor, row, 1)
+    if storage.missing == 0:
+        storage.lost = None
+        return
+    lost = _lost_units(storage)
+    if len(lost) == 1 and tensor._array.shape[0] == storage.shape[0]:
+        part = over_each(tensor, lost[0], storage.unit)
+        if part is not None:
+            part[0] = False
+            return
+    over(tensor, _in_all_rows(storage), storage.unit)[...] = False
+
+
+def _lost_units(storage: Storage) -> NDArray[np.bool_]:
+    """Return the lost units as (partitions, units), in one row if they are the same in all partitions."""
+    if not isinstance(storage.lost, np.ndarray):
+        count = storage.partition_bytes // storage.unit
+        storage.lost = np.full((1, count), storage.lost is True)
+    return storage.lost
+
+
+def _in_all_rows(storage: Storage) -> NDArray[np.bool_]:
+    """Return the lost units with a row for each partition; what is written to this array is kept."""
+    lost = _lost_units(storage)
+    if len(lost) < storage.shape[0]:
+        lost = storage.lost = np.repeat(lost, storage.shape[0], axis=0)
+    return lost
+
+
+def _written_bytes(tensor: NkiTensor) -> tuple[slice, NDArray[np.bool_] | None]:
+    """Return the bytes of a partition of the storage that hold ``tensor``, and which of them do, as (partitions, bytes).
+
+    The array has one row if that is the same in all partitions; it is None if all these bytes do.
+    """
+    storage, array = tensor._storage, tensor._array
+    size = storage.partition_bytes
+    if array.shape[0] == storage.shape[0] and (array.shape[0] == 1 or array.strides[0] == size):
+        row = array[0]
+        start = tensor.byte_offset
+        if row.flags.c_contiguous and start + row.nbytes <= size:
+            return slice(start, start + row.nbytes), None
+        marks = np.zeros(size, np.bool_)
+        part = over_each(tensor, marks, 1)
         if part is not None:
             part[0] = True
-            return row[None]
-    written = np.zeros(storage.raw.size, np.bool_)
-    over(tensor, written, 1)[...] = True
-    return _rows(storage, written)
+            return slice(0, size), marks[None]
+    marks = np.zeros((storage.shape[0], size), np.bool_)
+    over(tensor, marks, 1)[...] = True
+    return slice(0, size), marks
 
 
-def _lose_all(rival: Storage, by: str) -> None:
-    """Mark all bytes of ``rival``, which are all written, as lost; ``by`` describes the write."""
+def _shared(
+    near: Near, written: slice, marks: NDArray[np.bool_] | None
+) -> tuple[Place, NDArray[np.bool_] | None]:
+    """Return what :func:`_written_bytes` says of the memory that is shared with a rival, as a place of the rival."""
+    (rows, columns), (to_rows, to_columns) = near.mine, near.theirs
+    start = max(written.start, columns.start)
+    stop = max(min(written.stop, columns.stop), start)
+    if marks is not None:
+        kept = slice(start - written.start, stop - written.start)
+        marks = marks[:, kept] if len(marks) == 1 else marks[rows, kept]
+    ahead = to_columns.start - columns.start
+    return (to_rows, slice(start + ahead, stop + ahead)), marks
+
+
+def _lose_all(rival: Storage, by: Writer) -> None:
+    """Mark all of ``rival``, which is all written, as lost; ``by`` says by which write."""
     rival.lost = True
     rival.lost_to = by
     rival.missing = rival.raw.size // rival.unit
@@ -158,81 +220,61 @@ def _empty(rival: Storage) -> None:
     rival.site.filled = [ref for ref in rival.site.filled if ref() is not rival]
 
 
-def _lose(rival: Storage, place: Place, hit: NDArray[np.bool_], by: str) -> None:
-    """Mark the bytes ``hit`` of the part ``place`` of ``rival`` as lost; ``by`` describes the write.
+def _lose(rival: Storage, place: Place, hit: NDArray[np.bool_] | None, by: Writer) -> None:
+    """Mark the written units of ``rival`` with a byte in ``hit`` as lost; ``by`` says by which write.
 
-    ``hit`` has one row if it is the same in all partitions of ``place``. If these are all partitions of the rival, its
-    marks remain alike, and one row stands for all.
+    ``hit``: the overwritten bytes of ``place``, in one row if they are the same in all its partitions; None: all bytes.
+    If these are all partitions of the rival, its marks remain alike, and one row stands for all.
     """
-    if not hit.any():
-        return
-    rival.lost_to = by
     rows, columns = place
-    alike = len(hit) == 1 and rows.stop - rows.start == rival.shape[0]
+    if columns.start == columns.stop:
+        return
+    alike = (hit is None or len(hit) == 1) and rows.stop - rows.start == rival.shape[0]
     mask = rival.partition_mask() if alike else None
     if mask is None:
         mask, alike = rival.written_mask(), False
-    marks = mask[None] if alike else _rows(rival, mask)
     rows = slice(None) if alike else rows
-    units, inside = _touched((rows, columns), rival.unit)
-    part = marks[units]
-    gone = np.zeros((len(part), part.shape[1] * rival.unit), np.bool_)
-    gone[:, inside] = hit
-    if rival.missing:
-        gone &= _each_byte(part, rival.unit)
-    _add_lost(rival, (rows, columns), gone[:, inside])
+    units, inside = _touched(columns, rival.unit)
+    part = mask.reshape(1 if alike else rival.shape[0], -1)[rows, units]
+    gone = part.copy() if hit is None else part & _any_byte(hit, inside, rival.unit)
+    count = int(np.count_nonzero(gone))
+    if count == 0:
+        return
+    lost = _lost_units(rival) if alike else _in_all_rows(rival)
+    lost[rows, units] |= gone
+    rival.lost_to = by
     if rival.started is not None:
-        _end_products(rival, place, gone[:, inside])
-    part &= ~_any_byte(gone, rival.unit)
-    left = int(np.count_nonzero(marks))
-    rival.missing = (marks.size - left) * (rival.shape[0] if alike else 1)
-    if left == 0:
+        _end_products(rival, rows, units, gone)
+    part ^= gone
+    rival.missing += count * (rival.shape[0] if alike else 1)
+    if rival.missing == rival.raw.size // rival.unit:
         rival.mask = None
         _empty(rival)
 
 
-def _add_lost(rival: Storage, place: Place, gone: NDArray[np.bool_]) -> None:
-    """Add ``gone`` to the lost bytes of ``rival``, (partitions, bytes), which have one row if all rows are the same."""
-    lost = rival.lost
-    if isinstance(lost, bool):
-        return  # all bytes are lost already
-    if lost is None:
-        lost = np.zeros(
-            (1 if place[0] == slice(None) else rival.shape[0], rival.partition_bytes), np.bool_
-        )
-    elif len(lost) == 1 and place[0] != slice(None):
-        lost = np.repeat(lost, rival.shape[0], axis=0)
-    lost[place] |= gone
-    rival.lost = lost
+def _end_products(rival: Storage, rows: slice, units: slice, gone: NDArray[np.bool_]) -> None:
+    """Record that elements of ``rival`` with a unit in ``gone`` were not written by a matmul last."""
+    width = rival.dtype.itemsize // rival.unit
+    elements, inside = _touched(units, width)
+    started = rival.started_mask().reshape(rival.shape[0], -1)[rows, elements]
+    started &= ~_any_byte(gone, inside, width)
 
 
-def _end_products(rival: Storage, place: Place, gone: NDArray[np.bool_]) -> None:
-    """Record that elements of ``rival`` with a byte in ``gone`` were not written by a matmul last."""
-    width = rival.dtype.itemsize
-    wide, inside = _touched(place, width)
-    started = _rows(rival, rival.started_mask())[wide]
-    ended = np.zeros((len(gone), started.shape[1] * width), np.bool_)
-    ended[:, inside] = gone
-    started &= ~_any_byte(ended, width)
-
-
-def _touched(place: Place, width: int) -> tuple[Place, slice]:
-    """Return the place in units of ``width`` bytes that holds all bytes of ``place``, and where these are inside it."""
-    rows, columns = place
+def _touched(columns: slice, width: int) -> tuple[slice, slice]:
+    """Return the columns of ``width`` that hold all of ``columns``, and where in them ``columns`` begins and ends."""
     first, last = columns.start // width, -(-columns.stop // width)
     skipped = columns.start - first * width
-    return (rows, slice(first, last)), slice(skipped, skipped + columns.stop - columns.start)
+    return slice(first, last), slice(skipped, (last - first) * width)
 
 
-def _each_byte(marks: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
-    """Repeat each mark ``width`` times along the last axis, as np.repeat does more slowly: 0x01 in each byte of a unit."""
-    ones = int.from_bytes(b"\x01" * width, "little")
-    return np.multiply(marks, ones, dtype=f"u{width}").view(np.bool_)
+def _any_byte(marks: NDArray[np.bool_], inside: slice, width: int) -> NDArray[np.bool_]:
+    """Return one bool for every ``width`` columns: whether one of its marks is True.
 
-
-def _any_byte(marks: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
-    """Return one bool for every ``width`` bytes: whether any of their marks is True."""
-    return marks.view(f"u{width}") != 0
+    ``marks`` begin at the column ``inside.start``; the last column is ``inside.stop - 1``.
+    """
+    wide = np.zeros((len(marks), inside.stop), np.bool_)
+    wide[:, inside.start : inside.start + marks.shape[1]] = marks
+    return wide.view(f"u{width}") != 0
 
 
 def refuse_lost(tensor: NkiTensor, operand: str) -> None:
@@ -240,14 +282,17 @@ def refuse_lost(tensor: NkiTensor, operand: str) -> None:
     storage = tensor._storage
     if storage.lost is None:
         return
-    size = (storage.shape[0], storage.partition_bytes)
-    lost = over(tensor, np.ascontiguousarray(np.broadcast_to(storage.lost, size)).ravel(), 1)
+    if tensor.dtype.itemsize < storage.unit:
+        storage.split_mask(tensor.dtype.itemsize)
+    lost = over(tensor, _in_all_rows(storage), storage.unit)
     if lost.any():
+        assert storage.lost_to is not None
+        writer, spot = storage.lost_to
         count = int(np.count_nonzero(lost.any(axis=-1) if lost.ndim > tensor.ndim else lost))
         raise OverlapError(
             operand,
             "a tensor over which no other tensor was written",
-            f"{count} of {tensor.size} elements of {describe(storage)} overwritten by {storage.lost_to}",
+            f"{count} of {tensor.size} elements of {_label(storage)} overwritten by {writer}, written at {line_of(spot)}",
             "place the two tensors apart, or read this one before the other is written",
         )
 
@@ -267,7 +312,7 @@ def check_copy(dst: NkiTensor, src: NkiTensor) -> None:
     raise OverlapError(
         "dst",
         "a destination that does not overlap the source, or is the same elements in the same order",
-        f"{shared} of {to.size} bytes of dst in src: {describe(a)} and {describe(b)}",
+        f"{shared} of {to.size} bytes of dst in src: {_label(a)} and {_label(b)}",
         "copy through another tensor",
     )
 

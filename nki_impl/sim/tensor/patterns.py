@@ -193,7 +193,7 @@ def access_pattern(
         array = strided(base, start, shape, strides, kind, check=not indirect)
     except OutOfBoundsError as error:
         return unusable(base, error, kind, shape)
-    out = view_of(base, array, kind)
+    out = view_of(base, array, kind, int(start))
     if not indirect:
         return out
     if not 0 <= indirect_dim < base.ndim:

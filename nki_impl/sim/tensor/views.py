@@ -118,8 +118,8 @@ class NkiTensor(NKIObject):
         """The distance of the view's first element from the first element of the storage, in bytes."""
         if self._start is None:
             # NumPy describes the whole array for its address, which takes longer than to make the view.
-            address: int = self._array.__array_interface__["data"][0]
-            self._start = address - self._storage.base
+            here: int = self._array.__array_interface__["data"][0]
+            self._start = here - self._storage.raw.__array_interface__["data"][0]
         return self._start
 
     @property
@@ -155,8 +155,10 @@ class NkiTensor(NKIObject):
         """Number of elements."""
         return self._array.size
 
-    def _view(self, array: NDArray, dtype: DType | None = None) -> NkiTensor:
-        out = view_of(self, array, dtype or self.dtype)
+    def _view(
+        self, array: NDArray, dtype: DType | None = None, start: int | None = None
+    ) -> NkiTensor:
+        out = view_of(self, array, dtype or self.dtype, start)
         if self.dynamic is not None:
             if self.dynamic.kind == "vector" and array.shape[0] != self._array.shape[0]:
                 raise ViewError(
@@ -186,17 +188,20 @@ class NkiTensor(NKIObject):
         return [[s, n] for s, n in zip(self.strides, self.shape, strict=True)]
 
     def __getitem__(self, key: Any) -> NkiTensor:
-        array, on_chip = self._array, self._storage.on_chip
+        array, on_chip, start = self._array, self._storage.on_chip, self._start
         shape = array.shape
-        if self.dynamic is None and self._start is not None:
+        if self.dynamic is None and start is not None:
             skipped = plain_offset(array, on_chip, key)
             if skipped is not None:
-                return view_of(self, array[key], self.dtype, self._start + skipped)
+                return view_of(self, array[key], self.dtype, start + skipped)
         try:
             at = numpy_key(shape, on_chip, key)
         except EmptyViewError as error:
             return unusable(self, error, self.dtype)
-        return self._view(array[at])
+        if start is not None:
+            for one, stride in zip(at, array.strides, strict=False):
+                start += int(stride * (one if isinstance(one, int) else one.start or 0))
+        return self._view(array[at], None, start)
 
     def _free_dim(self, dim: int, what: str) -> int:
         """Return ``dim``, counted from 0, and raise an error for the partition dimension.
@@ -327,7 +332,7 @@ class NkiTensor(NKIObject):
 
     def _reshaped(self, shape: tuple[int, ...]) -> NkiTensor:
         try:
-            return self._view(self._array.reshape(shape, copy=False))
+            return self._view(self._array.reshape(shape, copy=False), None, self._start)
         except ValueError:
             raise ViewError(
                 "shape",
@@ -419,7 +424,7 @@ class NkiTensor(NKIObject):
         if self.whole and self._storage.is_input:
             return True
         # A tensor of one element may be a flag; no other one has a truth of its own in Python.
-        if self.whole and self.size > 1 and is_argument(self._storage.maker):
+        if self.whole and self.size > 1 and is_argument(self._storage.made_at):
             warn_of_truth(self.name)
             return True
         return bool(refuse(self))
