@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conformance.tiled_ring import TiledRing
 
 from ringspec.cli import main
 from ringspec.cli.views.explain import lines
@@ -377,7 +378,7 @@ def test_a_known_bug_has_its_name_and_link_beside_the_sentence():
     assert printed.output.split()[2:] == shown.split()[2:]
     text = " ".join(printed.output.split())
     assert "dk and dv are added to those of the next step's visitor." in text
-    assert "every number in 6 of the 6 problems that failed" in text and "[dkv-not-home]" in text
+    assert "every number in 8 of the 8 problems that failed" in text and "[dkv-not-home]" in text
 
 
 def test_a_right_target_ends_with_0_and_json_says_what_was_read():
@@ -425,6 +426,16 @@ class Ignoring:
         if wrong:
             self.changes["change"](call, result)
         return result
+
+
+def test_gradients_of_an_o_that_is_not_finite_are_said_to_be_unexplained():
+    def without_first_tile(row, last_row, key, last_key):
+        return last_key > last_row
+
+    found = explain_target(TiledRing(rows=3, keys=5, is_skipped=without_first_tile))
+    assert not found.told.explained
+    assert "o has values that are not finite" in found.sentences[-1]
+    assert not any("delta is summed" in sentence for sentence in found.sentences)
 
 
 def test_faults_that_need_direction_minus_1_are_read_and_said_to_need_it():

@@ -59,7 +59,7 @@ from ringspec.problem.model import Array, Booleans
 # What a backward pass may compute instead of the gradient of attention.
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
-SAVED = "The backward pass uses o and lse as they are before this."
+SAVED = "The backward pass uses o and lse from before this mistake."
 ZERO_IF_EMPTY = LSES.index("zero if empty")
 MOST_STARTS = 4  # of a kind of evidence
 OF_COUNTS = {"dq_count", "dk_count", "dv_count", "dbias_count"}

@@ -12,6 +12,10 @@ from ringspec.conformance.readout.kinds import Kind
 
 MASKS = "look at where the mask of a block gets the positions of its queries and keys, especially after the first transfer"
 SOURCES = "look at which buffer the block reads: the one that the last transfer filled, or the one that is being sent"
+LAST_TILE = (
+    "look at how a block is divided into tiles, and at what happens to a last tile that is short"
+)
+CLEARING = "look at where the accumulators of the gradients are set to 0, and how often"
 LOOP = "look at the bounds of the loop over steps and at the condition that skips a block"
 SCORES = "look at where the scores are multiplied by the scale, and with which base the exponential is taken"
 HEADS = "look at how a query head finds its key head"
@@ -30,7 +34,9 @@ ROUNDING = "look at where these values are converted to a 16-bit format, or stor
 
 # Hints by the names of the choices; hint_for gives HEADS and ORDER before it looks here.
 HINTS = {
-    MASKS: ("mask", "value_mask", "hidden_score", "padded"),
+    LAST_TILE: ("padded",),
+    CLEARING: ("uncleared",),
+    MASKS: ("mask", "value_mask", "hidden_score"),
     LOOP: ("count",),
     SCORES: ("times", "centred", "cap", "cap_slope"),
     MERGING: (
@@ -71,7 +77,7 @@ HINTS = {
         "dv_form",
         "dq_of_group",
     ),
-    ROUTES: ("dq_to", "dk_to", "dv_to", "routed", "mixed", "uncleared", "exchanged", "stacked"),
+    ROUTES: ("dq_to", "dk_to", "dv_to", "routed", "mixed", "exchanged", "stacked"),
     SINKS: ("sink_o", "sink_lse", "sink_of", "dsink", "dsink_times", "dsink_of"),
     DROPOUT: ("drop", "drop_q", "drop_k", "drop_times", "drop_l", "drop_ds", "drop_dv"),
     BIAS: ("bias_q", "bias_k", "bias_times", "dbias_to", "dbias_k", "dbias_count", "dbias_form"),
@@ -86,6 +92,8 @@ def hint_for(kind: Kind) -> str:
     It is the hint of the first group in HINTS with a choice that the fault changes. Wrong heads, and wrong tokens of
     the correct worker, have their own hints, which are chosen first.
     """
+    if "short last tile" in kind.words or "begins inside the one before" in kind.words:
+        return LAST_TILE
     if any(slot == "mixed" and "heads" in np.asarray(value) for slot, value in kind.changes):
         return HEADS
     parts = [slot.partition(".") for slot in kind.slots]

@@ -252,7 +252,7 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
     if geometry.layout == "zigzag":
         for of, positions in (("key", k), ("query", q)):
             for number, which in enumerate(("first", "second")):
-                for by, words in ((half, "later"), (-half, "earlier")):
+                for by, words in ((half, "late"), (-half, "early")):
                     moved_by = positions + by * ((slot >= half) == number)
                     pattern = (
                         see(q, moved_by, True, window)

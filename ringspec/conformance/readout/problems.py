@@ -270,7 +270,7 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         and "causal" in claims.masks,
         f"circulation {setting.circulation}": circulation_of(setting, claims)
         not in (claims.circulations or ("kv",)),
-        f"direction {setting.direction}": setting.direction not in (claims.directions or (1,))
+        f"direction {setting.direction}": setting.direction not in (claims.directions or (1, -1))
         and (setting.direction == -1 or -1 not in (claims.directions or ())),
         "feature scale": setting.scaled and "scale" not in claims.features,
         "a batch of 1": claims.batch is not None and 1 not in claims.batch,

@@ -195,12 +195,12 @@ def over_head_kinds(geometry: Geometry) -> Iterator[Kind]:
         }
         if len(heads) > 1 or 1 in heads:
             continue
-        what = f"{listing(names)} {verb(names)}"
+        what, those = f"{listing(names)} {verb(names)}", "that" if len(names) == 1 else "those"
         for how, words, cost in (
             ("sum", "summed over all heads, and every head gets the sum", 1.1),
             ("mean", "averaged over all heads, and every head gets the average", 1.15),
-            ("last", "those of the last head in every head", 1.15),
-            ("first", "those of the first head in every head", 1.15),
+            ("last", f"{those} of the last head in every head", 1.15),
+            ("first", f"{those} of the first head in every head", 1.15),
         ):
             yield Kind(f"{what} {words}", (("mixed", (*names, "heads", how)),), cost)
 
@@ -208,13 +208,13 @@ def over_head_kinds(geometry: Geometry) -> Iterator[Kind]:
 def over_worker_kinds(geometry: Geometry) -> Iterator[Kind]:
     """Yield the mistakes of gradients that workers share."""
     for names in GRADIENTS if geometry.workers > 1 else ():
-        what = f"{listing(names)} {verb(names)}"
+        what, those = f"{listing(names)} {verb(names)}", "that" if len(names) == 1 else "those"
         for how, words, cost in (
             ("sum", "summed over all workers, and every worker gets the sum", 1.1),
             ("mean", "averaged over all workers, and every worker gets the average", 1.15),
             ("sum so far", "summed over a worker and the workers before it", 1.2),
-            ("last", "those of the last worker on every worker", 1.15),
-            ("first", "those of the first worker on every worker", 1.15),
+            ("last", f"{those} of the last worker on every worker", 1.15),
+            ("first", f"{those} of the first worker on every worker", 1.15),
         ):
             yield Kind(f"{what} {words}", (("mixed", (*names, "workers", how)),), cost)
 
@@ -225,9 +225,9 @@ def skipped_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> I
         return
     what = listing(names)
     for way, words in {
-        "kept if skipped": f"a skipped step does not take over the arriving {what}, and sends on those of the step before",
-        "lost if skipped": f"a skipped step sends on zeros in place of the arriving {what}",
-        "not sent if skipped": f"a skipped step does not pass {what} on",
+        "kept if skipped": f"in a skipped step, a worker drops the arriving {what} and sends its previous ones again",
+        "lost if skipped": f"in a skipped step, a worker sends zeros in place of the arriving {what}",
+        "not sent if skipped": f"in a skipped step, a worker does not send {what}, and the next one goes on with what it received last",
     }.items():
         yield Kind(words, (("routed", (*names, way)),), 1.1)
 

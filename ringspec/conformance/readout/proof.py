@@ -187,7 +187,12 @@ def unrefuted(
         return [proof for id, proof in proofs if all(part in id for part in parts)]
 
     def says_nothing(one: Reading) -> bool:
-        parts = [part for part in SHOWN_ONLY if part in one.problem]
+        # The same problem without this part, such as with direction 1, is right.
+        parts = [
+            part
+            for part in SHOWN_ONLY
+            if part in one.problem and one.problem.replace(part, "-kv") in dict(proofs)
+        ]
         return BATCHES in one.problem or (one.explained and all_refuted(one, right_with(parts)))
 
     own = [one for one in readings if one.evaluations or not says_nothing(one)]

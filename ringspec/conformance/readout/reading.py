@@ -62,6 +62,7 @@ OF_PAIRS = {
     "the block is counted": "a pair is counted",
     "no pair is masked": "the mask does not hide what it should hide",
 }
+NOT_FINITE = "the gradients: o has values that are not finite, from which delta is computed"
 BY_ROUNDING = (
     "each pair has the correct weight to within 5 %, but the numbers differ by more than rounding allows. "
     "The readout does not see why; ringspec check measures it."
@@ -197,7 +198,12 @@ def read_both(given: Given) -> Reading:
     with np.errstate(all="ignore"):  # wrong choices overflow
         reader, (found, choices), forward, work = read_forward(given)
         backward = None
-        if given.seen.p is not None:
+        finite = found.whole or all(
+            np.isfinite(x).all() for x in (given.seen.weights, given.seen.through)
+        )
+        if given.seen.p is not None and not finite:
+            backward = PassRead(left=NOT_FINITE)
+        elif given.seen.p is not None:
             backward = read_backward(given, reader, choices, found.whole)
     work += reader.model.evaluations
     return Reading(given.problem.id, False, forward, backward, work)
