@@ -96,7 +96,7 @@ def test_gradients_that_heads_share_are_named(names, shared, words):
     [
         ("kept", "in a skipped step, a worker drops the arriving dk and dv and sends its previous ones again"),
         ("lost", "in a skipped step, a worker sends zeros in place of the arriving dk and dv"),
-        ("not sent", "in a skipped step, a worker does not send dk and dv, and the next one goes on with what it received last"),
+        ("not sent", "in a skipped step, a worker sends no dk and dv, and the next one goes on with what it received last"),
     ],
 )  # fmt: skip
 def test_what_a_skipped_step_does_with_the_arriving_gradients_is_named(skipped, words):

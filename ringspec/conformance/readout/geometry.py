@@ -6,7 +6,7 @@ token on a worker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -24,9 +24,9 @@ SHORT = "contiguous, with one token fewer on each worker"
 Window = tuple[int | None, int | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Geometry:
-    """The ring, the heads and the mask of a problem.
+    """The ring, the heads and the mask of a problem; two are equal if all their values are.
 
     ``circulation`` and ``direction`` are as in ``ringspec.ring``. ``position`` [W, n] has the positions of the tokens
     in the slots of each worker, under ``layout``. ``causal`` and ``window`` (left, right) define the mask. ``heads``
@@ -62,6 +62,19 @@ class Geometry:
     batches: bool = False
     usual_scale: float | None = None
     visible_parts: bool = False
+
+    @cached_property
+    def values(self) -> tuple[object, ...]:
+        """All values, with the positions as bytes."""
+        position = self.position.shape, self.position.dtype.str, self.position.tobytes()
+        of = {one.name: getattr(self, one.name) for one in fields(self)}
+        return tuple((of | {"position": position}).values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Geometry) and self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash(self.values)
 
     @property
     def slots(self) -> int:

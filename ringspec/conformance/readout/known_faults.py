@@ -10,7 +10,7 @@ from itertools import combinations, product
 
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.reader import Reader
-from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
+from ringspec.conformance.readout.vocabulary import fault_named
 
 Name = tuple[str, str, str]  # as Fault.name
 MOST_SETS = 12
@@ -71,6 +71,4 @@ class Known:
         usual = fault_named(reader.geometry, reader.masks, name, reader.tried(phase)[0])
         if usual is not None or reader.geometry.run < reader.geometry.slots:
             return usual
-        if phase not in reader.every:
-            reader.every[phase] = kinds_of(reader.geometry, phase, reader.masks, False)
-        return fault_named(reader.geometry, reader.masks, name, reader.every[phase])
+        return fault_named(reader.geometry, reader.masks, name)

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class Mask:
         return key_of(self.pattern)
 
 
+@lru_cache(maxsize=24)
 def masks_of(geometry: Geometry) -> list[Mask]:
     """Return all masks, the correct one first; of masks with the same pattern, only the first is kept."""
     left: list[Mask] = []

@@ -272,6 +272,7 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         not in (claims.circulations or ("kv",)),
         f"direction {setting.direction}": setting.direction not in (claims.directions or (1, -1))
         and (setting.direction == -1 or -1 not in (claims.directions or ())),
+        "several workers": setting.direction == -1 and usual == 1,
         "feature scale": setting.scaled and "scale" not in claims.features,
         "a batch of 1": claims.batch is not None and 1 not in claims.batch,
         f"a batch of {BATCH}": setting.mask == "batches"

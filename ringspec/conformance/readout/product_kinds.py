@@ -227,7 +227,7 @@ def skipped_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> I
     for way, words in {
         "kept if skipped": f"in a skipped step, a worker drops the arriving {what} and sends its previous ones again",
         "lost if skipped": f"in a skipped step, a worker sends zeros in place of the arriving {what}",
-        "not sent if skipped": f"in a skipped step, a worker does not send {what}, and the next one goes on with what it received last",
+        "not sent if skipped": f"in a skipped step, a worker sends no {what}, and the next one goes on with what it received last",
     }.items():
         yield Kind(words, (("routed", (*names, way)),), 1.1)
 

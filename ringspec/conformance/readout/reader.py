@@ -67,7 +67,6 @@ class Reader:
         self.judged: dict[str, tuple[Array, Match]] = {}
         self.base: Choices | None = None
         self.of_base: dict[tuple[str, int], Any] = {}
-        self.every: dict[str, list[Kind]] = {}  # of known_faults
         self.shown: dict[str, tuple[list[int], Any]] = {}  # of starts.of_use
         self.patterns: dict[tuple[str, int], Booleans | None] = {}  # of starts.shown_by
         self.lses: dict[bool, tuple[Any, Any]] = {}  # of part_search.lses_of_parts

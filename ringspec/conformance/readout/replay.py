@@ -26,7 +26,7 @@ from ringspec.conformance.readout.choices import KERNELS, Choices, components, m
 from ringspec.conformance.readout.effects import STORED
 from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.geometry import IN_PARTS, Geometry, dealt_otherwise
-from ringspec.conformance.readout.kinds import Fault, Kind
+from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.masks import Mask, masks_of
 from ringspec.conformance.readout.matches import near
 from ringspec.conformance.readout.model.arrays import placed
@@ -47,7 +47,7 @@ from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.rounding import LOOSE, is_rounding
 from ringspec.conformance.readout.told import Told
-from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
+from ringspec.conformance.readout.vocabulary import every_kind, fault_named
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load
 from ringspec.problem.model import Array, Booleans, Integers
@@ -358,7 +358,6 @@ class RingOf:
     def __init__(self, given: Given) -> None:
         self.given = given
         self.known: dict[tuple[str, str, str], Fault | None] = {}
-        self.kinds: dict[str, list[Kind]] = {}
 
     @cached_property
     def masks(self) -> list[Mask]:
@@ -372,10 +371,7 @@ class RingOf:
     def fault(self, name: tuple[str, str, str]) -> Fault | None:
         """Return the fault with this name; None if this ring has no such fault (a ring of two workers has no step 2)."""
         if name not in self.known:
-            phase, here = name[0], self.given.geometry
-            if phase not in self.kinds:
-                self.kinds[phase] = kinds_of(here, phase, self.masks, False)
-            self.known[name] = fault_named(here, self.masks, name, self.kinds[phase])
+            self.known[name] = fault_named(self.given.geometry, self.masks, name)
         return self.known[name]
 
     def reduced(self, faults: Sequence[Named], number: int) -> Named:
@@ -388,7 +384,7 @@ class RingOf:
         left = [change for change in fault.kind.changes if change[0] not in again]
         if not left or len(left) == len(fault.kind.changes):
             return named
-        for kind in self.kinds[fault.phase]:
+        for kind in every_kind(self.given.geometry, fault.phase):
             if kind.only == fault.kind.only and same_changes(kind.changes, left):
                 cost = named.cost - fault.kind.cost + kind.cost
                 return dataclasses.replace(named, kind=kind.words, cost=cost)

@@ -6,7 +6,9 @@ A backward pass may consist of two KERNELS, one for dq, and one for dk and dv; e
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
 
 from ringspec.conformance.readout.backward_kinds import backward_kinds
 from ringspec.conformance.readout.block_kinds import block_kinds
@@ -17,7 +19,7 @@ from ringspec.conformance.readout.choices import (
 from ringspec.conformance.readout.forward_kinds import forward_kinds
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Fault, Kind
-from ringspec.conformance.readout.masks import Mask, of_first_sizes
+from ringspec.conformance.readout.masks import Mask, masks_of, of_first_sizes
 from ringspec.conformance.readout.places import place_named
 
 # Choices for what both kernels of a backward pass compute: p, dp and dS.
@@ -35,11 +37,44 @@ def kinds_of(
 
     ``distinct``: leave out kinds that have the same effect in this ring as a simpler one.
     """
+    return list(made_kinds(geometry, phase, masks, distinct))
+
+
+def made_kinds(
+    geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
+) -> Iterator[Kind]:
+    """Yield the kinds of :func:`kinds_of`."""
+    of_pass = forward_kinds if phase == "forward" else backward_kinds
+    kinds = []
     blocks = block_kinds(geometry, phase, masks, distinct)
-    if phase == "forward":
-        return [*blocks, *forward_kinds(geometry, masks, distinct)]
-    kinds = [*blocks, *backward_kinds(geometry, masks, distinct)]
-    return [*kinds, *(one for kind in kinds if both_kernels(kind) for one in in_one_kernel(kind))]
+    for kind in chain(blocks, of_pass(geometry, masks, distinct)):
+        kinds.append(kind)
+        yield kind
+    for kind in kinds if phase == "backward" else ():
+        if both_kernels(kind):
+            yield from in_one_kernel(kind)
+
+
+class EveryKind:
+    """Every kind of mistake in a pass, also those that have the same effect in this ring as a simpler one.
+
+    They are made only as far as one is looked for: most of them are needed in few rings.
+    """
+
+    def __init__(self, geometry: Geometry, phase: str) -> None:
+        self.left = made_kinds(geometry, phase, masks_of(geometry), False)
+        self.made: list[Kind] = []
+
+    def __iter__(self) -> Iterator[Kind]:
+        yield from self.made
+        for kind in self.left:
+            self.made.append(kind)
+            yield kind
+
+
+@lru_cache(maxsize=48)
+def every_kind(geometry: Geometry, phase: str) -> EveryKind:
+    return EveryKind(geometry, phase)
 
 
 def both_kernels(kind: Kind) -> bool:
@@ -64,7 +99,7 @@ def fault_named(
     geometry: Geometry,
     masks: Sequence[Mask],
     name: tuple[str, str, str],
-    kinds: Sequence[Kind] | None = None,
+    kinds: Iterable[Kind] | None = None,
 ) -> Fault | None:
     """Return the fault with this ``Fault.name`` in the ring of ``geometry`` and ``masks``; None if it has no such fault.
 
@@ -73,7 +108,7 @@ def fault_named(
     """
     phase, words, where = name
     words = of_first_sizes(words)
-    kinds = kinds_of(geometry, phase, masks, False) if kinds is None else kinds
+    kinds = every_kind(geometry, phase) if kinds is None else kinds
     kind = next((one for one in kinds if one.words == words), None)
     if kind is None:
         return None
