@@ -34,6 +34,7 @@ from ringspec.conformance.run import explain
 from ringspec.conformance.run.explain import explain_target, run_problem
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
+from ringspec.formats import load, round_to
 
 ROOT = Path(__file__).resolve().parents[2]
 WRONG = ROOT / "docs" / "examples" / "wrong_ring.py"
@@ -436,6 +437,21 @@ def test_gradients_of_an_o_that_is_not_finite_are_said_to_be_unexplained():
     assert not found.told.explained
     assert "o has values that are not finite" in found.sentences[-1]
     assert not any("delta is summed" in sentence for sentence in found.sentences)
+
+
+class RoundingKeys(Ignoring):
+    """The float32 reference with keys that are rounded to bfloat16: readouts have whole numbers, which stay as they are."""
+
+    def run(self, call):
+        k = tuple(load(round_to(load(x), "bfloat16")).astype(x.dtype) for x in call.tensors["k"])
+        rounded = dataclasses.replace(call, tensors={**call.tensors, "k": k})
+        return REFERENCES["float32"].run(rounded)
+
+
+def test_a_target_that_is_wrong_for_random_inputs_alone_is_not_called_right():
+    found = explain_target(RoundingKeys())
+    assert found.wrong == len(found.runs) and not found.right
+    assert "those of random inputs are not" in found.sentences[0] and not found.searched
 
 
 def test_faults_that_need_direction_minus_1_are_read_and_said_to_need_it():

@@ -26,7 +26,7 @@ from ringspec.conformance.readout.kinds import (
 from ringspec.conformance.readout.operands import Operand, of_tables, tables_at
 from ringspec.conformance.readout.sources import sources
 from ringspec.conformance.readout.tile_rules import LARGEST_TILE, Tiling, sizes_in
-from ringspec.problem.model import Booleans
+from ringspec.problem.model import Array, Booleans
 
 
 def dbias_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
@@ -127,6 +127,8 @@ def replaced_kinds(geometry: Geometry, visible: Booleans) -> Iterator[Kind]:
     for names in GRADIENTS[:4]:
         of_rows = np.asarray(visible.any(axis=4 if names == ("dq",) else 3, keepdims=True))
         of_blocks = np.asarray(visible.any(axis=(3, 4), keepdims=True))
+        words = f"a block's {listing(names)} {verb(names)} added again with each later block that the row sees"
+        yield Kind(words, at_counts(names, blocks_left(geometry, of_rows, names)), 1.25)
         for seen, where in ((of_rows, "the rows that it sees"), (of_blocks, "all rows")):
             last, first = last_and_first(geometry, seen, 1 if names == ("dq",) else 0)
             words = f"a block's {listing(names)} {verb(names)}"
@@ -134,6 +136,15 @@ def replaced_kinds(geometry: Geometry, visible: Booleans) -> Iterator[Kind]:
             yield Kind(replaced, at_counts(names, last.astype(float)), 1.2)
             doubled = f"{words} written over what was added up before, in {where}, and then added to itself"
             yield Kind(doubled, at_counts(names, last * (2.0 - first)), 1.25)
+
+
+def blocks_left(geometry: Geometry, seen: Booleans, names: Sequence[str]) -> Array:
+    """Return the number of blocks that a row of a gradient sees from each block on, with this block."""
+    step, axis = geometry.steps("backward")[:, :, None, None, None], 1 if names == ("dq",) else 0
+    found = np.zeros(seen.shape)
+    for number in range(geometry.workers):
+        found += (step <= number) & (seen & (step == number)).any(axis=axis, keepdims=True)
+    return found
 
 
 def last_and_first(geometry: Geometry, seen: Booleans, axis: int) -> tuple[Booleans, Booleans]:

@@ -32,6 +32,7 @@ from ringspec.conformance.readout.problems import (
     settings_for,
 )
 from ringspec.conformance.readout.proof import (
+    NOT_RANDOM,
     of_tiles,
     read_as,
     read_proven,
@@ -106,7 +107,9 @@ class Explained:
     def searched(self) -> bool:
         """Tell whether a problem stays unexplained although it has results, so that a longer search may explain it."""
         return any(
-            one.reading is not None and not (one.right or one.reading.explained)
+            one.reading is not None
+            and not (one.right or one.reading.explained)
+            and all(part.left != NOT_RANDOM for part in one.reading.passes)
             for one in self.runs
         )
 
