@@ -24,7 +24,7 @@ def sentences_of(mutant: Mutant) -> list[str]:
         return []
     with np.errstate(all="ignore"):
         found = explain.explain_target(MutantTarget(mutant, next(iter(mutant.kills))))
-    whole = found.wrong and len(found.told.explained) == found.wrong
+    whole = found.wrong and len({*found.told.explained, *found.told.others}) == found.wrong
     return list(found.told.sentences) if whole else []
 
 
