@@ -30,6 +30,15 @@ def ds_of(p, dp, delta):
     return p * (dp - delta)
 
 
+def add(total, share, first):
+    """Add a block's gradient to what the blocks before gave; ``first``: whether there is none."""
+    total += share
+
+
+def same(x):
+    return x
+
+
 class TiledRing:
     """A ring with tiles of ``rows`` queries and ``keys`` keys in all blocks.
 
@@ -39,6 +48,14 @@ class TiledRing:
     ``uncleared``: the gradients whose tile still holds the tiles before. ``uncleared_steps``: the number of steps of which
     a block's dk and dv still hold the sums. ``skipped``: what a step without a visible pair does with the arriving dk and
     dv: 'kept', 'lost' or 'not sent'. ``last_change``: a function that changes the results, lists of arrays by name.
+
+    Of the forward pass: ``merged`` merges a worker's blocks, a list of (o, lse, whether it is visible). ``p_of_product`` and
+    ``kept_o`` round p and the running o. ``within``: ``alpha`` is of blocks with a mask (True) or without.
+    ``from_the_last``: tiles of keys from the last to the first. ``clamped``: of 'queries' or 'keys', a short last tile begins
+    earlier, in ``passes``. ``no_wrap``: no keys and values arrive over the link between the last and the first worker.
+    Of the backward pass: ``add`` adds up a block's ``added`` gradients. ``uncleared_in``: the same for ``uncleared``.
+    ``dv_before_mask``, ``dp_of_k``: the product for dv without the mask, and dp with k. ``delta_of``: a function on delta.
+    ``early``: dk and dv are added before those of the visitor arrive. ``last_hop``: 'lost' if the last step and hop are.
     """
 
     name = "ring in tiles"
@@ -50,11 +67,12 @@ class TiledRing:
         keys=3,
         passes=("forward", "backward"),
         last_change=None,
+        directions=(1,),
         **faults,
     ):
         self.rows, self.keys, self.passes, self.last_change = rows, keys, passes, last_change
         self.capabilities = Capabilities(
-            circulations=("kv",), directions=(1,), workers=(WORKERS,), head_ratios=(2,), only_causal=True, batch=(1,), layouts=layouts
+            circulations=("kv",), directions=directions, workers=(WORKERS,), head_ratios=(2,), only_causal=True, batch=(1,), layouts=layouts
         )  # fmt: skip
         self.faults = faults
 
@@ -82,8 +100,12 @@ class TiledRing:
         whole = self.fault("whole", "", phase)
         rows = rows // self.rows * self.rows if whole == "queries" else rows
         keys = keys // self.keys * self.keys if whole == "keys" else keys
-        for key in range(0, keys, self.keys):
+        clamped = self.fault("clamped", "", phase)
+        keys_of_tiles = range(0, keys, self.keys)
+        for key in reversed(keys_of_tiles) if self.fault("from_the_last") else keys_of_tiles:
+            key = max(0, min(key, keys - self.keys)) if clamped == "keys" else key
             for row in range(0, rows, self.rows):
+                row = max(0, min(row, rows - self.rows)) if clamped == "queries" else row
                 last_row, last_key = min(row + self.rows, rows) - 1, min(key + self.keys, keys) - 1
                 skipped = self.fault("is_skipped", is_skipped, phase)
                 if not (masked and skipped(row, last_row, key, last_key)):
@@ -109,10 +131,14 @@ class TiledRing:
             rows, keys = tile
             s = self.scores(q, k, tile, masked, "forward")
             new = np.maximum(m[:, rows], s.max(axis=2, keepdims=True))
-            p, c = np.exp(s - new), np.exp(m[:, rows] - new)
+            finite = np.where(np.isneginf(new), 0, new)  # a row without a visible key so far
+            p, c = np.exp(s - finite), np.exp(m[:, rows] - finite)
             l[:, rows] = c * l[:, rows] + p.sum(axis=2, keepdims=True)
-            acc[:, rows] *= self.fault("alpha", alpha)(m[:, rows], new, scale)
-            acc[:, rows] += p[:, :, : keys.stop - keys.start] @ v[:, keys]
+            wrong = self.fault("within", masked) == masked
+            factor = self.fault("alpha", alpha) if wrong else alpha
+            acc[:, rows] *= factor(m[:, rows], finite, scale)
+            p = self.fault("p_of_product", same)(p[:, :, : keys.stop - keys.start])
+            acc[:, rows] = self.fault("kept_o", same)(acc[:, rows] + p @ v[:, keys])
             m[:, rows] = new
 
     def backward(self, q, k, v, dy, lse, delta, masked):
@@ -122,16 +148,22 @@ class TiledRing:
             rows, keys = tile
             s = self.scores(q, k, tile, masked, "backward")[:, :, : keys.stop - keys.start]
             p = np.exp(s - lse[:, rows])
-            dp = dy[:, rows] @ v[:, keys].swapaxes(1, 2)
+            dp = dy[:, rows] @ (k if self.fault("dp_of_k") else v)[:, keys].swapaxes(1, 2)
             ds = self.fault("ds_of", ds_of)(p, dp, delta[:, rows])
+            if self.fault("dv_before_mask"):
+                s = self.scores(q, k, tile, False, "backward")[:, :, : keys.stop - keys.start]
+                p = np.exp(s - lse[:, rows])
             ds_t, p_t = ds.swapaxes(1, 2), p.swapaxes(1, 2)
             shares.append((rows, keys, ds @ k[:, keys], ds_t @ q[:, rows], p_t @ dy[:, rows]))
         found = []
+        uncleared = (
+            self.fault("uncleared", ()) if self.fault("uncleared_in", masked) == masked else ()
+        )
         for name, like, side, number in (("dq", q, 0, 2), ("dk", k, 1, 3), ("dv", v, 1, 4)):
             size = self.keys if side else self.rows
             total, buffer = np.zeros_like(like), np.zeros_like(like[:, :size])
             for start in sorted({one[side].start for one in shares}):
-                if name not in self.fault("uncleared", ()):
+                if name not in uncleared:
                     buffer[:] = 0
                 for one in shares:
                     if one[side].start == start:
@@ -142,7 +174,7 @@ class TiledRing:
         return found
 
     def ring(self, call):
-        W, scale = call.workers, np.float32(call.terms["scale"])
+        scale = np.float32(call.terms["scale"])
         q, k, v, dy = (
             [np.asarray(x, np.float32)[0] for x in call.tensors[name]]
             for name in ("q", "k", "v", "dy")
@@ -151,75 +183,119 @@ class TiledRing:
         q = [scale * x for x in q]
         k, v = ([np.repeat(x, group, axis=0) for x in shards] for shards in (k, v))
 
-        def empty(r):
-            m = np.full((len(q[r]), n, 1), -np.inf, np.float32)
-            return m, np.zeros_like(m), np.zeros((*m.shape[:2], v[r].shape[2]), np.float32)
-
-        o, lse, lse_of_block = [], [], {}
-        for r in range(W):
-            running = empty(r)
-            for b in [(r - step) % W for step in range(W)]:
-                if (part := self.part(call.layout, r, b, n)) is not None:
-                    rows, keys, masked = part
-                    for state in (running, own := empty(r)):
-                        self.forward(
-                            [x[:, rows] for x in state],
-                            q[r][:, rows],
-                            k[b][:, keys],
-                            v[b][:, keys],
-                            masked,
-                            scale,
-                        )
-                    lse_of_block[r, b] = own[0] + np.log(own[1])
-            m, l, acc = running
-            o.append(acc / l)
-            lse.append(m + np.log(l))
+        o, lse, lse_of_block = self.forward_ring(call, q, k, v)
         delta = [(x * y).sum(axis=2, keepdims=True) for x, y in zip(o, dy, strict=True)]
-        dq = [np.zeros_like(x) for x in q]
-        # A worker adds its dk and dv to those that have arrived with the keys, and sends them on.
-        held, arrived = (
-            [(np.zeros_like(k[r]), np.zeros_like(v[r])) for r in range(W)] for _ in range(2)
-        )
-        earlier = [[] for _ in range(W)]
-        skipped = self.fault("skipped", "")
-        for step in range(W):
-            sent = [True] * W
-            for r in range(W):
-                b = (r - step) % W
-                part = self.part(call.layout, r, b, n)
-                if part is None:
-                    if skipped == "lost":
-                        held[r] = (np.zeros_like(k[r]), np.zeros_like(v[r]))
-                    elif skipped != "kept":
-                        held[r] = arrived[r]
-                    sent[r] = skipped != "not sent"
-                    continue
-                rows, keys, masked = part
-                of_row = lse_of_block[r, b] if self.fault("own_lse") else lse[r]
-                block = (
-                    q[r][:, rows],
-                    k[b][:, keys],
-                    v[b][:, keys],
-                    dy[r][:, rows],
-                    of_row[:, rows],
-                    delta[r][:, rows],
-                    masked,
-                )
-                of_dq, of_dk, of_dv = self.backward(*block)
-                dq[r][:, rows] += of_dq
-                earlier[r].append((of_dk, of_dv, keys))
-                held[r] = tuple(x.copy() for x in arrived[r])
-                for of_dk, of_dv, there in earlier[r][-1 - self.fault("uncleared_steps", 0) :]:
-                    held[r][0][:, there] += of_dk
-                    held[r][1][:, there] += of_dv
-            arrived = [held[(r - 1) % W] if sent[(r - 1) % W] else arrived[r] for r in range(W)]
+        delta = [self.fault("delta_of", same)(x) for x in delta]
+        dq, of_k = self.backward_ring(call, (q, k, v, dy), lse, lse_of_block, delta)
         results = {"o": o, "lse": lse, "dq": [scale * x for x in dq]}
         of_keys = (len(k[0]) // group, group, n, -1)
         for name, at in (("dk", 0), ("dv", 1)):
-            results[name] = [x[at].reshape(of_keys).sum(axis=1) for x in arrived]
+            results[name] = [x[at].reshape(of_keys).sum(axis=1) for x in of_k]
         if (order := self.fault("returned")) is not None:
             results["o"] = [x[order] for x in o]
         results["lse"] = [x[..., 0] for x in lse]
         if self.last_change is not None:
             self.last_change(results)
         return Result(**{name: [x[None] for x in shards] for name, shards in results.items()})
+
+    def arriving(self, call, shards, r, b):
+        """Return the keys and the values of worker b at worker r."""
+        lost = self.fault("no_wrap") and (b - r) * call.direction > 0
+        return [x[b] * (0 if lost else 1) for x in shards]
+
+    def forward_ring(self, call, q, k, v):
+        """Return o and lse of each worker, and lse of each block."""
+        W, n, scale = call.workers, q[0].shape[1], np.float32(call.terms["scale"])
+
+        def empty(r):
+            m = np.full((len(q[r]), n, 1), -np.inf, np.float32)
+            return m, np.zeros_like(m), np.zeros((*m.shape[:2], v[r].shape[2]), np.float32)
+
+        o, lse, lse_of_block = [], [], {}
+        merged = self.fault("merged")
+        for r in range(W):
+            running, blocks = empty(r), []
+            for b in [(r - call.direction * step) % W for step in range(W)]:
+                part = self.part(call.layout, r, b, n)
+                if part is None and merged is None:
+                    continue
+                rows, keys, masked = part or (slice(0, n), slice(0, n), False)
+                of_k, of_v = self.arriving(call, (k, v), r, b)
+                own = empty(r)
+                for state in (own,) if part is None else (running, own):
+                    self.forward(
+                        [x[:, rows] for x in state],
+                        q[r][:, rows],
+                        of_k[:, keys],
+                        of_v[:, keys],
+                        masked,
+                        scale,
+                    )
+                lse_of_block[r, b] = own[0] + np.log(own[1])
+                blocks.append((own[2] / own[1], lse_of_block[r, b], part is not None))
+            m, l, acc = running
+            of_worker = (acc / l, m + np.log(l)) if merged is None else merged(blocks)
+            o.append(of_worker[0])
+            lse.append(of_worker[1])
+        return o, lse, lse_of_block
+
+    def backward_ring(self, call, inputs, lse, lse_of_block, delta):
+        """Return dq of each worker without the scale, and dk and dv of each worker for each query head."""
+        q, k, v, dy = inputs
+        W, n = call.workers, q[0].shape[1]
+        dq = [np.zeros_like(x) for x in q]
+        # A worker adds its dk and dv to those that have arrived with the keys, and sends them on.
+        held, arrived = (
+            [(np.zeros_like(k[r]), np.zeros_like(v[r])) for r in range(W)] for _ in range(2)
+        )
+        earlier = [[] for _ in range(W)]
+        skipped, added = self.fault("skipped", ""), self.fault("added", ())
+        adding = {name: self.fault("add") if name in added else add for name in ("dq", "dk", "dv")}
+
+        def block(r, step):
+            """Return the range of keys, and dq, dk and dv, of a block; None if it is skipped."""
+            b = (r - call.direction * step) % W
+            part = self.part(call.layout, r, b, n) if step < W else None
+            if part is None:
+                return None
+            rows, keys, masked = part
+            of_row = lse_of_block[r, b] if self.fault("own_lse") else lse[r]
+            of_k, of_v = self.arriving(call, (k, v), r, b)
+            of_dq, of_dk, of_dv = self.backward(
+                q[r][:, rows],
+                of_k[:, keys],
+                of_v[:, keys],
+                dy[r][:, rows],
+                of_row[:, rows],
+                delta[r][:, rows],
+                masked,
+            )
+            adding["dq"](dq[r][:, rows], of_dq, step == 0)
+            return keys, of_dk, of_dv
+
+        if early := self.fault("early", False):
+            for r in range(W):
+                block(r, 0)
+        for step in range(W - (self.fault("last_hop") == "lost")):
+            sent = [True] * W
+            for r in range(W):
+                found = block(r, step + early)
+                if found is None:
+                    if skipped == "lost":
+                        held[r] = (np.zeros_like(k[r]), np.zeros_like(v[r]))
+                    elif skipped != "kept":
+                        held[r] = arrived[r]
+                    sent[r] = skipped != "not sent"
+                    continue
+                earlier[r].append(found)
+                held[r] = tuple(x.copy() for x in arrived[r])
+                for there, *of_block in earlier[r][-1 - self.fault("uncleared_steps", 0) :]:
+                    for name, total, share in zip(("dk", "dv"), held[r], of_block, strict=True):
+                        adding[name](total[:, there], share, step == 0)
+            before = [(r - call.direction) % W for r in range(W)]
+            arrived = [held[b] if sent[b] else arrived[r] for r, b in enumerate(before)]
+        if self.fault("last_hop") == "lost":
+            arrived = held
+            for r in range(W):
+                block(r, W - 1)
+        return dq, arrived
