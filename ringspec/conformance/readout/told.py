@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringspec.conformance.readout import hints
+from ringspec.conformance.readout.backward_search import GRADIENT
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
 from ringspec.conformance.readout.rounding import is_rounding
@@ -22,6 +23,8 @@ SIMPLE = 2.0  # the largest cost of such a fault in a problem that was not searc
 STILL_SIMPLE = 3.5  # and in one that was: less simple ones may have another cause
 ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too
 # In a problem about batches, these words stand in place of the first ones.
+OF_LSE_ALONE = ("lse is ", "the returned lse is ")
+RIGHT_GRADIENTS = "The gradients are right."
 BATCHES = "/batches"  # in the id of a problem
 OF_BATCHES = (
     (r"\b(query |key )?head h\b", "batch entry b"),
@@ -102,7 +105,7 @@ def combined(readings: Sequence[Reading]) -> Told:
         faults += best
         sentences += [fault.told() for fault in best]
         if found.base and all(is_rounding(fault.kind) for fault in best):
-            sentences.append(found.base)
+            sentences.append(base_in_words(found.base, faults))
         alternatives += others
         same = [one for one in same if accounts(phase, best, one)]
     more, others = of_other_problems(faults, [one for one in explained if one not in same])
@@ -148,6 +151,7 @@ def of_other_problems(
         how = "" if new and missing else ", also" if new else ", only"
         said = new if how == ", also" else found
         base = one.backward.base if one.backward and said[0].phase == "forward" else ""
+        base = base_in_words(base, said)
         words = [fault.told() for fault in said] + ([base] if base else [])
         words = [in_batches(x) for x in words] if BATCHES in one.problem else words
         key = how, " ".join(words)
@@ -160,6 +164,13 @@ def of_other_problems(
             problems.setdefault(key, []).append(one.problem)
     sentences = [f"{', '.join(named)}{how}: {words}" for (how, words), named in problems.items()]
     return sentences, ids
+
+
+def base_in_words(base: str, faults: Sequence[Named]) -> str:
+    """Say what the backward pass computes; the gradient of a forward pass whose lse alone is wrong is the correct one."""
+    forward = [fault.kind for fault in faults if fault.phase == "forward"]
+    lse_alone = all(kind.startswith(OF_LSE_ALONE) for kind in forward)
+    return RIGHT_GRADIENTS if base == GRADIENT and forward and lse_alone else base
 
 
 def best_of(
