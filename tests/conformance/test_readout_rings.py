@@ -60,6 +60,11 @@ def first_o_is_overwritten(blocks):
     return merged(visible)
 
 
+def later_blocks_share_a_buffer(blocks):
+    visible = [block for block in blocks if block[2]]
+    return merged([visible[0], *((visible[-1][0], *block[1:]) for block in visible[1:])])
+
+
 def hidden_in_lse(blocks):
     o, lse = merged(blocks)
     for _, lse_of_block, is_visible in blocks:
@@ -135,6 +140,7 @@ def test_the_ring_is_right_in_each_way_of_computing_it(ways):
 @pytest.mark.parametrize(
     ("merge", "words"),
     [
+        (later_blocks_share_a_buffer, "the o of the last block is merged in place of that of every block but a worker's own (lse is right)"),
         (first_o_is_overwritten, "the o of a worker's first block is overwritten by that of its next block before it is merged (lse is not)"),
         slow(merged_in_base_2, "lse becomes the larger of the two + ln 2 log(1 + exp(-abs(lse_block - lse_old))): a natural logarithm where lse is in base 2 (the weights of o are correct)"),
         slow(hidden_in_lse, "for keys of later workers, hidden pairs are merged into lse, but not into o: the running o stays as it was"),
@@ -267,7 +273,7 @@ def test_with_direction_minus_1_such_keys_are_those_of_earlier_workers():
     )
 
 
-@pytest.mark.parametrize("layout", ["zigzag", slow("striped")])
+@pytest.mark.parametrize("layout", ["contiguous", slow("zigzag"), slow("striped")])
 @pytest.mark.parametrize(
     ("faults", "words"),
     [

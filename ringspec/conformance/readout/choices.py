@@ -87,7 +87,13 @@ DSINKS = ("right", "lse without the sinks", "without delta", "of all workers", "
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 # Ways that travelling gradients take by mistake, besides to a wrong worker.
 ROUTES = ("added", "kept if skipped", "lost if skipped", "not sent if skipped")
-OTHER_O = ("first by next", "next", "last", "previous")  # of the blocks in which a row sees a key
+OTHER_O = (
+    "first by next",
+    "next",
+    "last",
+    "last of later",
+    "previous",
+)  # of the blocks in which a row sees a key
 MIXINGS = ("sum", "mean", "sum so far", "first", "last")  # over heads or workers
 OF_ALL = (
     "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "routed", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "mixed", "padded", "other_o",

@@ -28,6 +28,7 @@ OTHER_O_WORDS = {
     "first by next": "the o of a worker's first block is overwritten by that of its next block before it is merged (lse is not)",
     "next": "the o of each block is overwritten by that of the next block before it is merged (lse is not)",
     "last": "the o of the last block is merged in place of that of every block (lse is right)",
+    "last of later": "the o of the last block is merged in place of that of every block but a worker's own (lse is right)",
     "previous": "each block's lse is merged with the o of the block before",
 }
 FINISH_WORDS = {

@@ -42,6 +42,13 @@ from ringspec.problem.model import Array, Booleans
 # Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
 # results that stay unexplained take.
 EVALUATIONS = 33_000
+# Choices of how often a share is added to the gradient that a matrix is read from.
+COUNTS = {
+    "P": "dv_count",
+    "dS of dq": "dq_count",
+    "dS of dk": "dk_count",
+    "dS of bias": "dbias_count",
+}
 # How many places of a kind are tried: those that explain everything, and those that do not.
 MOST_WHOLE, MOST_PARTIAL = 40, 3
 
@@ -187,6 +194,8 @@ class Reader:
             if seen is not None:
                 lands = np.bincount(at[share & ~stays], minlength=at.size).reshape(shape) > 0
                 may = may & ((np.abs(seen) <= ZERO) | lands)
+            if name in COUNTS:  # a share that is lost does not show where it would be moved
+                may = np.where(there[COUNTS[name]] == 0, wrong, may)
             good = good + (share & may & ~stays)
             bad = bad | (share & ~may & ~stays)
         return good, bad

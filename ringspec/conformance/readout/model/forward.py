@@ -164,8 +164,10 @@ def steps_of_o(seen: Booleans, other: str) -> Integers:
     found = np.broadcast_to(steps[:, None, None, None], seen.swapaxes(0, 1).shape).copy()
     computed = seen.any(axis=(2, 3))
     for t in steps if other else ():
-        if other in ("last", "previous"):
-            for step in range(t, len(steps)) if other == "last" else range(t):
+        if other == "last of later" and t == 0:
+            continue
+        if other in ("last", "last of later", "previous"):
+            for step in range(t) if other == "previous" else range(t, len(steps)):
                 found[t] = np.where(seen[:, step], step, found[t])
         elif other == "next" or t == 0:
             later = computed & (steps > t)
