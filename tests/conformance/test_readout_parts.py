@@ -5,6 +5,7 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
+from conformance.tiled_ring import inputs_of, over_group
 
 from ringspec.conformance.readout.merge_formulas import LSES_MERGED, WEIGHTS
 from ringspec.conformance.readout.problems import Setting, problem_of
@@ -77,14 +78,8 @@ class Ring:
         return o, lse
 
     def run(self, call):
-        W, scale = call.workers, np.float32(call.terms["scale"])
-        q, k, v, dy = (
-            [np.asarray(x, np.float32)[0] for x in call.tensors[name]]
-            for name in ("q", "k", "v", "dy")
-        )
-        group, n = len(q[0]) // len(k[0]), q[0].shape[1]
-        q = [scale * x for x in q]
-        k, v = ([np.repeat(x, group, axis=0) for x in shards] for shards in (k, v))
+        W = call.workers
+        scale, group, (q, k, v, dy) = inputs_of(call)
         o, lse = [], []
         for r in range(W):
             each = [self.block(q[r], k[b], v[b], b == r) for b in range(r + 1)]
@@ -108,6 +103,7 @@ class Ring:
                     )
                     lse[r] = new
             if self.has("given"):
+                n = q[r].shape[1]
                 visible = np.tri(n, (r + 1) * n, r * n, dtype=bool)
                 s = np.where(visible, q[r] @ np.concatenate(k[: r + 1], 1).swapaxes(1, 2), -np.inf)
                 top = s.max(axis=2)
@@ -119,9 +115,8 @@ class Ring:
         found = self.backward(q, k, v, dy, o, lse)
         for name in set(self.faults.get("rounded", ())) & {"dk", "dv"}:
             found[name] = [narrow(x) for x in found[name]]
-        of_keys = (len(k[0]) // group, group, n, -1)
         for name in ("dk", "dv"):
-            found[name] = [x.reshape(of_keys).sum(axis=1) for x in found[name]]
+            found[name] = [over_group(x, group) for x in found[name]]
         found["dq"] = [scale * x for x in found["dq"]]
         found["dv"] = [np.float32(self.faults.get("dv_times", 1)) * x for x in found["dv"]]
         results = {"o": o, "lse": lse, **found}

@@ -39,6 +39,25 @@ def same(x):
     return x
 
 
+def inputs_of(call):
+    """Return the scale, the query heads of a key head, and q, k, v and dy of all workers, [H, n, D] in float32.
+
+    q is multiplied by the scale. k and v have a copy for each query head. There is one batch entry.
+    """
+    scale = np.float32(call.terms["scale"])
+    q, k, v, dy = (
+        [np.asarray(x, np.float32)[0] for x in call.tensors[name]] for name in ("q", "k", "v", "dy")
+    )
+    group = len(q[0]) // len(k[0])
+    k, v = ([np.repeat(x, group, axis=0) for x in shards] for shards in (k, v))
+    return scale, group, ([scale * x for x in q], k, v, dy)
+
+
+def over_group(x, group):
+    """Return a gradient [H, n, D] summed over the query heads of each key head."""
+    return x.reshape(len(x) // group, group, *x.shape[1:]).sum(axis=1)
+
+
 class TiledRing:
     """A ring with tiles of ``rows`` queries and ``keys`` keys in all blocks.
 
@@ -174,23 +193,14 @@ class TiledRing:
         return found
 
     def ring(self, call):
-        scale = np.float32(call.terms["scale"])
-        q, k, v, dy = (
-            [np.asarray(x, np.float32)[0] for x in call.tensors[name]]
-            for name in ("q", "k", "v", "dy")
-        )
-        group, n = len(q[0]) // len(k[0]), q[0].shape[1]
-        q = [scale * x for x in q]
-        k, v = ([np.repeat(x, group, axis=0) for x in shards] for shards in (k, v))
-
+        scale, group, (q, k, v, dy) = inputs_of(call)
         o, lse, lse_of_block = self.forward_ring(call, q, k, v)
         delta = [(x * y).sum(axis=2, keepdims=True) for x, y in zip(o, dy, strict=True)]
         delta = [self.fault("delta_of", same)(x) for x in delta]
         dq, of_k = self.backward_ring(call, (q, k, v, dy), lse, lse_of_block, delta)
         results = {"o": o, "lse": lse, "dq": [scale * x for x in dq]}
-        of_keys = (len(k[0]) // group, group, n, -1)
         for name, at in (("dk", 0), ("dv", 1)):
-            results[name] = [x[at].reshape(of_keys).sum(axis=1) for x in of_k]
+            results[name] = [over_group(x[at], group) for x in of_k]
         if (order := self.fault("returned")) is not None:
             results["o"] = [x[order] for x in o]
         results["lse"] = [x[..., 0] for x in lse]

@@ -270,7 +270,7 @@ def zeros_of(
 ) -> dict[str, tuple[Booleans, Booleans]]:
     """Return the pairs that are not 0, as predicted and as observed, in a matrix of both kernels (''), of each, and in dk.
 
-    ``choices``: if the product for dv has a mask of its own there, the matrix of both is dS, in which other masks show.
+    ``choices``: if the product for dv has its own mask there, the matrix of both is dS, in which other masks show.
     """
     p, ds, of_dk = (
         (np.abs(match.ours[name]) > ZERO, np.abs(np.asarray(was)) > ZERO)

@@ -44,8 +44,8 @@ def block_kinds(
             yield Kind(words, changes, mask.cost + 0.2, of_tiles=True)
             computed = (("computed", number_of(mask.pattern)),)
             for form in IN_HIDDEN_PAIRS:
-                how = "includes" if form == "hidden pairs" else "is"
-                words = f"dS {how} {DS_WORDS[form]}, as if {mask.words}".replace(" as well,", ",")
+                what = "includes hidden pairs" if form == "hidden pairs" else f"is {DS_WORDS[form]}"
+                words = f"dS {what}, as if {mask.words}"
                 both = tuple((name, DS_FORMS.index(form)) for name in ("dq_form", "dk_form"))
                 yield Kind(words, (*both, *computed), mask.cost + 0.1, of_tiles=True)
         if mask.words:

@@ -87,13 +87,6 @@ DSINKS = ("right", "lse without the sinks", "without delta", "of all workers", "
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 # Ways that travelling gradients take by mistake, besides to a wrong worker.
 ROUTES = ("added", "kept if skipped", "lost if skipped", "not sent if skipped")
-OTHER_O = (
-    "first by next",
-    "next",
-    "last",
-    "last of later",
-    "previous",
-)  # of the blocks in which a row sees a key
 MIXINGS = ("sum", "mean", "sum so far", "first", "last")  # over heads or workers
 OF_ALL = (
     "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "routed", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "mixed", "padded", "other_o",
@@ -183,7 +176,7 @@ class Choices:
         ``delta_dims``: the part of the head dimension over which delta is summed, from one fraction to another.
         ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
         ``padded``: how many keys with score 0 and value 0 each row of a block sees besides its own, [a, b, 1, i]; None: none.
-        ``other_o``: the block whose o is merged with a block's lse, as a name in OTHER_O; '' if it is the block's own.
+        ``other_o``: the block whose o is merged with a block's lse, as a name in OTHER_O of the kinds of the forward pass; '' if it is the block's own.
         ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
         ``mixed``: the gradients that are mixed, 'heads' or 'workers', and how, as in :func:`mixing`.
         ``stacked``: whether dk + dv is returned as dk, and the dk + dv of the next worker as dv.

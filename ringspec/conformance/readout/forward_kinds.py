@@ -24,7 +24,8 @@ from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.sink_kinds import sink_kinds
 from ringspec.conformance.readout.sources import sources
 
-OTHER_O_WORDS = {
+# The block whose o a row merges, of those in which it sees a key.
+OTHER_O = {
     "first by next": "the o of a worker's first block is overwritten by that of its next block before it is merged (lse is not)",
     "next": "the o of each block is overwritten by that of the next block before it is merged (lse is not)",
     "last": "the o of the last block is merged in place of that of every block (lse is right)",
@@ -128,7 +129,7 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
     yield Kind(
         "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
     )
-    for how, words in OTHER_O_WORDS.items() if geometry.workers > 1 else ():
+    for how, words in OTHER_O.items() if geometry.workers > 1 else ():
         yield Kind(words, (("other_o", how),), 1.15)
     nothing = next(n for n, mask in enumerate(masks) if not mask.pattern.any())
     words = "keys and values are 0 (the block counts with score 0)"

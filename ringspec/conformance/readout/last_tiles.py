@@ -7,13 +7,16 @@ count the zeros that fill it up, or begin it earlier, so that it is full and som
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import GRADIENTS, Kind, at_counts, listing
-from ringspec.conformance.readout.tile_rules import LARGEST_TILE, sizes_in
+from ringspec.conformance.readout.tile_rules import LARGEST_TILE, needs_mask, sizes_in
 from ringspec.problem.model import Array, Booleans
 
 UNMASKED = " where no mask hides them"
@@ -32,21 +35,33 @@ def short_tiles(right: Booleans) -> Iterator[tuple[str, Booleans]]:
 
 def padded_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Iterator[Kind]:
     """Yield the mistake of counting the zeros that fill up the last tile of keys; ``visible``: the correct mask."""
+    run = geometry.run
     for where, masked in ((UNMASKED, True), ("", False)):
-        of_sizes: dict[tuple[bytes, int], list[int]] = {}
-        for size in sizes_in(geometry.run):
-            table = padded_keys(visible, geometry.run, size, masked)
-            alike = table.tobytes(), 0 if distinct else size
-            if table.any() or not distinct:
-                of_sizes.setdefault(alike, []).append(size)
-        for sizes in of_sizes.values():
-            table = padded_keys(visible, geometry.run, sizes[0], masked)
-            tile = f"the last tile of {' or '.join(map(str, sizes))} keys of a block"
+        made = partial(padded_keys, visible, run, masked)
+        for sizes, table in by_sizes(made, sizes_in(run), distinct):
+            tile = f"the last tile of {sizes} keys of a block"
             words = f"the zeros that fill up {tile} are counted as keys with score 0{where}"
             yield Kind(words, (("padded", table),), 1.1 if masked else 1.2)
 
 
-def padded_keys(visible: Booleans, run: int, size: int, masked: bool) -> Array:
+def by_sizes(
+    made: Callable[[int], NDArray[Any]], sizes: Iterable[int], distinct: bool
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the sizes of tiles, in words, with the table that ``made`` gives for them.
+
+    ``distinct``: sizes with equal tables come together, and those whose table is 0 are left out.
+    """
+    found: dict[tuple[bytes, int], tuple[list[int], NDArray[Any]]] = {}
+    for size in sizes:
+        table = made(size)
+        if table.any() or not distinct:
+            alike = table.tobytes(), 0 if distinct else size
+            found.setdefault(alike, ([], table))[0].append(size)
+    for several, table in found.values():
+        yield " or ".join(map(str, several)), table
+
+
+def padded_keys(visible: Booleans, run: int, masked: bool, size: int) -> Array:
     """Return how many keys fill up the last tile of ``size`` keys for each row of a block, [a, b, 1, i].
 
     A kernel computes the visible part of each range of ``run`` slots. ``masked``: parts with hidden pairs have a mask,
@@ -57,8 +72,7 @@ def padded_keys(visible: Booleans, run: int, size: int, masked: bool) -> Array:
     for top, left in itertools.product(slots, slots):
         part = visible[..., top : top + run, left : left + run]
         rows, keys = part.any(axis=4), part.any(axis=3).sum(axis=-1)
-        whole = part.sum(axis=(3, 4)) == keys * rows.sum(axis=-1)
-        counted = -keys % size * (whole | (not masked))
+        counted = -keys % size * ~(needs_mask(part)[..., 0, 0] & masked)
         added[..., top : top + run] += rows * counted[..., None]
     return added
 
@@ -74,30 +88,23 @@ def clamped_kinds(
     if phase == "backward":
         of += [("queries", names) for names in GRADIENTS[1:4]]
     for side, names in of:
-        for where, everywhere in ((" in blocks that need no mask", False), ("", True)):
-            of_sizes: dict[tuple[bytes, int], list[int]] = {}
-            for size in sizes_in(geometry.slots):
-                table = tokens_in_two_tiles(visible, size, side, everywhere)
-                if (table > 1).any() or not distinct:
-                    alike = table.tobytes(), 0 if distinct else size
-                    of_sizes.setdefault(alike, []).append(size)
-            for sizes in of_sizes.values():
-                table = tokens_in_two_tiles(visible, sizes[0], side, everywhere)
-                tile = f"the last tile of {' or '.join(map(str, sizes))} {side}"
+        for where, masked in ((" in blocks that need no mask", True), ("", False)):
+            made = partial(in_two_tiles, visible, side, masked)
+            for sizes, again in by_sizes(made, sizes_in(geometry.slots), distinct):
                 what = f" (for {listing(names)})" if phase == "backward" else ""
-                words = f"{tile} begins inside the one before, whose last {side} count twice{where}{what}"
+                words = f"the last tile of {sizes} {side} begins inside the one before, whose last {side} count twice{where}{what}"
+                table = 1.0 + again
                 changes = at_counts(names, table) if phase == "backward" else (("count", table),)
-                yield Kind(words, changes, 1.2 + 0.1 * everywhere)
+                yield Kind(words, changes, 1.2 if masked else 1.3)
 
 
-def tokens_in_two_tiles(visible: Booleans, size: int, side: str, everywhere: bool) -> Array:
-    """Return how often each pair [a, b, 1, i, j] counts if the last tile of a block is moved back until it is full.
+def in_two_tiles(visible: Booleans, side: str, masked: bool, size: int) -> Booleans:
+    """Return the pairs [a, b, 1, i, j] that count twice if the last tile of a block is moved back until it is full.
 
-    ``everywhere``: in every block; otherwise only in those in which the visible pairs are all pairs of some rows and keys.
+    ``masked``: blocks that need a mask are computed by other code, without this mistake.
     """
-    rows, keys = visible.any(axis=4, keepdims=True), visible.any(axis=3, keepdims=True)
-    part, axis = (keys, 4) if side == "keys" else (rows, 3)
+    axis = 4 if side == "keys" else 3
+    part = visible.any(axis=7 - axis, keepdims=True)
     count, number = part.sum(axis=axis, keepdims=True), np.cumsum(part, axis=axis)
-    whole = (visible == (rows & keys)).all(axis=(3, 4), keepdims=True)
     again = (number > count - size) & (number <= count - count % size) & (count % size > 0)
-    return 1.0 + (again & (count > size) & part & (whole | everywhere))
+    return np.asarray(again & (count > size) & part & ~(needs_mask(visible) & masked))

@@ -19,11 +19,8 @@ from ringspec.conformance.readout.last_tiles import short_tiles
 from ringspec.conformance.readout.tile_rules import Rule, rules_of_tiles
 from ringspec.problem.model import Booleans, Integers
 
-OF_SIZES = re.compile(
-    r"tiles of (?P<rows>\d+( or \d+)*) queries and (?P<keys>\d+( or \d+)*) keys (?P<rule>.+)"
-)
-OF_SHORT = re.compile(r"the short last tile of (?P<size>\d+( or \d+)*) (?P<rest>.+)")
-SEVERAL = re.compile(r"\b(\d+)(?: or \d+)+\b(?= queries| keys)")
+# The size of a tile, or several sizes, as in '2 or 3 keys'.
+SIZES = re.compile(r"\b(\d+)(?: or \d+)*\b(?= queries| keys)")
 
 
 @dataclass(frozen=True)
@@ -65,23 +62,20 @@ def with_more_sizes(words: str, more: str) -> str:
 
     ``words`` are returned as they are if ``more`` is not the same rule for other sizes.
     """
-    ours, theirs = OF_SHORT.match(words), OF_SHORT.match(more)
-    if ours is not None and theirs is not None and ours["rest"] == theirs["rest"]:
-        sizes = " or ".join(dict.fromkeys((*ours["size"].split(" or "), theirs["size"])))
-        return f"the short last tile of {sizes} {ours['rest']}"
-    ours, theirs = OF_SIZES.match(words), OF_SIZES.match(more)
-    if ours is None or theirs is None or ours["rule"] != theirs["rule"]:
+    if SIZES.sub("", words) != SIZES.sub("", more):
         return words
-    rows, keys = (
-        " or ".join(dict.fromkeys((*ours[side].split(" or "), theirs[side])))
-        for side in ("rows", "keys")
-    )
-    return f"tiles of {rows} queries and {keys} keys {ours['rule']}"
+    pairs = iter(zip(SIZES.finditer(words), SIZES.finditer(more), strict=True))
+
+    def both(_: re.Match[str]) -> str:
+        sizes = " or ".join(one[0] for one in next(pairs)).split(" or ")
+        return " or ".join(dict.fromkeys(sizes))
+
+    return SIZES.sub(both, words)
 
 
 def of_first_sizes(words: str) -> str:
     """Return ``words`` with only the first of several sizes of tiles, as one mask has them."""
-    return SEVERAL.sub(r"\1", words)
+    return SIZES.sub(r"\1", words)
 
 
 def numbers_of(masks: Sequence[Mask]) -> Callable[[Booleans], int | None]:

@@ -107,12 +107,12 @@ def pairs_of(geometry: Geometry, dim: int, seed: int = 1) -> Pairs:
         geometry, s, g.astype(np.float64), dlse, sinks_of(geometry), bias, kept(geometry), dy_at
     )
     inputs = inputs_of(found, dim)
-    return dataclasses.replace(found, dy_k=products(inputs["dy"], inputs["k"], geometry))
+    return dataclasses.replace(found, dy_k=products(inputs["dy"], inputs["k"]))
 
 
-def products(rows: Array, columns: Array, geometry: Geometry) -> Array:
+def products(rows: Array, columns: Array) -> Array:
     """Return <row, column> in the form of ``g`` for vectors of queries [W, H, n, dim] and of keys [W, Hkv, n, dim]."""
-    return np.einsum("ahid,bcjd->cabhij", rows, columns) * geometry.real_pairs
+    return np.einsum("ahid,bcjd->cabhij", rows, columns)
 
 
 def kept(geometry: Geometry, more: int = 0) -> Array | None:

@@ -105,13 +105,12 @@ def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
         yield Kind(words, (("routed", (*names, "added")),), 1.1)
         yield from skipped_kinds(geometry, names, distinct)
         yield from buffer_kinds(geometry, names, distinct)
-    of_blocks = {} if distinct and geometry.sees_all else WITH_A_MASK
-    for size in sizes_in(geometry.run):
+    of_masks = {} if distinct and geometry.sees_all else WITH_A_MASK
+    for size in (x for x in sizes_in(geometry.run) if x < geometry.run):
         for names in GRADIENTS[:4]:
             words = f"{listing(names)} of a tile of {size} tokens still contain{'s' if len(names) == 1 else ''} those of the tiles before it (the tile is not cleared)"
-            if size < geometry.run:
-                yield Kind(words, (("uncleared", (*names, "tiles", size)),), 1.2)
-            for blocks, which in of_blocks.items() if size < geometry.run else ():
+            yield Kind(words, (("uncleared", (*names, "tiles", size)),), 1.2)
+            for blocks, which in of_masks.items():
                 there = f"{words}, in a block {which}"
                 yield Kind(there, (("uncleared", (*names, blocks, size)),), 1.25)
     # If the buffer of a gradient that stays on a worker is not cleared, every later step adds its contents again.
@@ -124,23 +123,24 @@ def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
 
 def replaced_kinds(geometry: Geometry, visible: Booleans) -> Iterator[Kind]:
     """Yield the mistakes of writing a block's gradients over what was added up before; ``visible``: the correct mask."""
+    of_blocks = np.asarray(visible.any(axis=(3, 4), keepdims=True))
     for names in GRADIENTS[:4]:
-        of_rows = np.asarray(visible.any(axis=4 if names == ("dq",) else 3, keepdims=True))
-        of_blocks = np.asarray(visible.any(axis=(3, 4), keepdims=True))
-        words = f"a block's {listing(names)} {verb(names)} added again with each later block that the row sees"
-        yield Kind(words, at_counts(names, blocks_left(geometry, of_rows, names)), 1.25)
+        axis = 1 if names == ("dq",) else 0  # of the workers that add to a row
+        of_rows = np.asarray(visible.any(axis=3 + axis, keepdims=True))
+        what = f"a block's {listing(names)} {verb(names)}"
+        words = f"{what} added again with each later block that the row sees"
+        yield Kind(words, at_counts(names, blocks_left(geometry, of_rows, axis)), 1.25)
         for seen, where in ((of_rows, "the rows that it sees"), (of_blocks, "all rows")):
-            last, first = last_and_first(geometry, seen, 1 if names == ("dq",) else 0)
-            words = f"a block's {listing(names)} {verb(names)}"
-            replaced = f"{words} written over what was added up before, in {where}"
-            yield Kind(replaced, at_counts(names, last.astype(float)), 1.2)
-            doubled = f"{words} written over what was added up before, in {where}, and then added to itself"
+            last, first = last_and_first(geometry, seen, axis)
+            words = f"{what} written over what was added up before, in {where}"
+            yield Kind(words, at_counts(names, last.astype(float)), 1.2)
+            doubled = f"{words}, and then added to itself"
             yield Kind(doubled, at_counts(names, last * (2.0 - first)), 1.25)
 
 
-def blocks_left(geometry: Geometry, seen: Booleans, names: Sequence[str]) -> Array:
-    """Return the number of blocks that a row of a gradient sees from each block on, with this block."""
-    step, axis = geometry.steps("backward")[:, :, None, None, None], 1 if names == ("dq",) else 0
+def blocks_left(geometry: Geometry, seen: Booleans, axis: int) -> Array:
+    """Return how many blocks a row sees along ``axis`` of ``seen`` from each block on, with this block."""
+    step = geometry.steps("backward")[:, :, None, None, None]
     found = np.zeros(seen.shape)
     for number in range(geometry.workers):
         found += (step <= number) & (seen & (step == number)).any(axis=axis, keepdims=True)

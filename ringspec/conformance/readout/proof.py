@@ -19,9 +19,8 @@ from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, acco
 
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
-OF_LAST = re.compile(
-    r"for the last \d+ (queries|keys) of a worker"
-)  # they may be a short last tile
+# They may be a short last tile.
+OF_LAST = re.compile(r"for the last \d+ (queries|keys) of a worker")
 # Parts of the ids of problems, and what is said of faults that show in no other problems.
 SHOWN_ONLY = {
     f"-{BACKWARDS}": "This holds with direction -1 alone; the same problems with direction 1 are right.",
@@ -202,12 +201,14 @@ def unrefuted(
     def right_with(parts: Iterable[str]) -> list[Replayed]:
         return [proof for id, proof in proofs if all(part in id for part in parts)]
 
+    right_ids = {id for id, _ in proofs}
+
     def says_nothing(one: Reading) -> bool:
         # The same problem without this part, such as with direction 1, is right.
         parts = [
             part
             for part in SHOWN_ONLY
-            if part in one.problem and one.problem.replace(part, "-kv") in dict(proofs)
+            if part in one.problem and one.problem.replace(part, "-kv") in right_ids
         ]
         return BATCHES in one.problem or (one.explained and all_refuted(one, right_with(parts)))
 
@@ -233,7 +234,7 @@ def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
 
 
 def with_same_faults(found: Told, own: Sequence[Reading], left: Sequence[Reading]) -> Told:
-    """Count those of the readings ``left`` whose faults are those of one of ``own`` that has a sentence of its own."""
+    """Count those of the readings ``left`` whose faults are those of one of ``own`` that has its own sentence."""
     named = [one for one in own if one.problem in found.others]
     also = [
         one.problem

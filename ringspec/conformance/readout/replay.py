@@ -42,7 +42,7 @@ from ringspec.conformance.readout.model.shares import (
     share_of_bias,
 )
 from ringspec.conformance.readout.model.storing import held, stored
-from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept
+from ringspec.conformance.readout.pairs import OF_SLOTS, Pairs, kept, products
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.rounding import LOOSE, is_rounding
@@ -435,11 +435,10 @@ def gradients_of(results: Results, other: Results) -> Results:
 
 def pairs_of_call(given: Given) -> Pairs:
     """Return S and G [Hkv, a, b, h, i, j] of a call, for each query head with each key head."""
-    s = given.geometry.scale * np.einsum("ahid,bcjd->cabhij", given.q, given.k)
+    s = given.geometry.scale * products(given.q, given.k)
     dy = np.zeros_like(given.q[..., : given.v.shape[3]]) if given.dy is None else given.dy
-    g = np.einsum("ahid,bcjd->cabhij", dy, given.v)
-    same = given.k.shape == given.v.shape
-    dy_k = np.einsum("ahid,bcjd->cabhij", dy, given.k) if same else None
+    g = products(dy, given.v)
+    dy_k = products(dy, given.k) if given.k.shape == given.v.shape else None
     return Pairs(given.geometry, s, g, given.dlse, given.sinks, given.bias, given.keep, dy_k=dy_k)
 
 

@@ -177,39 +177,24 @@ def key_heads(geometry: Geometry) -> dict[str, Any]:
     }
 
 
-def orders_in_group(geometry: Geometry) -> Iterator[Source]:
-    """Yield the tokens that are used if the rows of a key head's queries are read or written with their axes exchanged.
-
-    A kernel that packs the query heads of a key head has one row for each of its tokens and query heads.
-    """
-    n, group = geometry.slots, geometry.group
-    h, i = np.ogrid[: geometry.heads, :n]
-    first, of = h // group * group, h % group
-    read = np.divmod(i * group + of, n)
-    slot, head = np.divmod(of * n + i, group)
-    for how, at in (("read", read), ("written", (head, slot))):
-        words = f"as if {how} in the order (token, query head of a key head)"
-        shape = (1, 1, geometry.heads, n, 1)
-        tables = ("head", (first + at[0]).reshape(shape)), ("slot", at[1].reshape(shape))
-        yield Source(words, tables, 0.12, words)
-
-
 def memory_orders(geometry: Geometry, side: str) -> Iterator[Source]:
-    """Yield the tokens that are used if a worker's memory is read or written with the axes token and head exchanged."""
-    group = geometry.group if side == "k" else 1
-    n, heads = geometry.slots, geometry.heads // group
-    h, i = np.ogrid[:heads, :n]
-    read = np.divmod(i * heads + h, n)
-    written = np.divmod(h * n + i, heads)[::-1]
-    if side == "q" and 1 < geometry.group < heads:
-        yield from orders_in_group(geometry)
-    for words, orders in (
-        ("as if read in the order (token, head)", read),
-        ("as if written in the order (token, head)", written),
-    ):
-        of_queries = [
-            np.repeat(x, group, axis=0) for x in orders
-        ]  # each query head with its key head
-        shape = (1, 1, heads * group, n, 1) if side == "q" else (1, 1, heads * group, 1, n)
-        head, slot = (x.reshape(shape) for x in of_queries)
-        yield Source(words, (("head", head), ("slot", slot)), 0.1, words)
+    """Yield the tokens that are used if a worker's memory is read or written with the axes token and head exchanged.
+
+    A kernel that packs the query heads of a key head has one row for each of its tokens and query heads, so that only
+    these heads are exchanged.
+    """
+    n, H, group = geometry.slots, geometry.heads, geometry.group
+    of_query, i = np.ogrid[:H, :n]
+    kinds = [(H, "head")] if side == "q" else [(H // group, "head")]
+    if side == "q" and 1 < group < H:
+        kinds.insert(0, (group, "query head of a key head"))
+    shape = (1, 1, H, n, 1) if side == "q" else (1, 1, H, 1, n)
+    for heads, name in kinds:
+        number = of_query if side == "q" else of_query // group
+        first, h = number // heads * heads, number % heads
+        read = np.divmod(i * heads + h, n)
+        written = np.divmod(h * n + i, heads)[::-1]
+        for how, (head, slot) in (("read", read), ("written", written)):
+            words = f"as if {how} in the order (token, {name})"
+            tables = ("head", (first + head).reshape(shape)), ("slot", slot.reshape(shape))
+            yield Source(words, tables, 0.1 if name == "head" else 0.12, words)

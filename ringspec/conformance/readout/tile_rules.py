@@ -20,6 +20,16 @@ OF_ODD_TILES = 1.9  # the cost of such a rule: a short list of pairs is simpler
 Rule = tuple[str, Booleans, float]  # words, what is visible, and the cost
 
 
+def visible_part(pattern: Booleans) -> Booleans:
+    """Return the pairs [a, b, 1, i, j] of the queries that see a key of a block with the keys that they see."""
+    return np.asarray(pattern.any(axis=4, keepdims=True) & pattern.any(axis=3, keepdims=True))
+
+
+def needs_mask(pattern: Booleans) -> Booleans:
+    """Return the blocks [a, b, 1, 1, 1] whose visible part has a hidden pair."""
+    return np.asarray((visible_part(pattern) & ~pattern).any(axis=(3, 4), keepdims=True))
+
+
 @dataclass(frozen=True)
 class Tiling:
     """Tiles of ``rows`` queries and ``keys`` keys that begin anew in each range of ``run`` of a worker's ``slots``."""

@@ -22,9 +22,9 @@ MOST_OTHERS = 2  # problems with further faults
 SIMPLE = 2.0  # the largest cost of such a fault in a problem that was not searched
 STILL_SIMPLE = 3.5  # and in one that was: less simple ones may have another cause
 ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too
-# In a problem about batches, these words stand in place of the first ones.
 OF_LSE_ALONE = ("lse is ", "the returned lse is ")
 RIGHT_GRADIENTS = "The gradients are right."
+# In a problem about batches, these words stand in place of the first ones.
 BATCHES = "/batches"  # in the id of a problem
 OF_BATCHES = (
     (r"\b(query |key )?head h\b", "batch entry b"),

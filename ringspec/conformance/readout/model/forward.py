@@ -142,28 +142,28 @@ def weights_of_pairs(model: Model, omega: Array, l: Array, p_of_v: Array, c: Cho
 
     If o stays, in a ring that sends queries, each worker merges the results of all visiting queries into its own o.
     """
-    stays = "o" in c["stays"]
+    stays, steps = "o" in c["stays"], range(model.workers)
     found, shift = np.zeros(p_of_v.shape), model.geometry.direction * stays
-    merged_at = steps_of_o(l[model.rows[:, None], model.order] != 0, c["other_o"])
-    for t in range(model.workers):
+    other = c["other_o"]
+    at = steps_of_o(l[model.rows[:, None], model.order] != 0, other) if other else None
+    for t in steps:
         visitor = (model.rows - shift * t) % model.workers
-        for step in range(model.workers):
-            here = merged_at[t] == step
-            if here.any():
-                keys = model.rows if stays else model.order[:, step]
-                found[model.rows, keys] += (omega[t] * here)[..., None] * p_of_v[visitor, keys]
+        for step in (t,) if at is None else steps:
+            keys = model.rows if stays else model.order[:, step]
+            weight = omega[t] if at is None else omega[t] * (at[t] == step)
+            found[model.rows, keys] += weight[..., None] * p_of_v[visitor, keys]
     return found
 
 
 def steps_of_o(seen: Booleans, other: str) -> Integers:
-    """Return the step whose o a row merges in each step, [step, a, h, i]; ``other``: one of OTHER_O, or ''.
+    """Return the step whose o a row merges in each step, [step, a, h, i]; ``other``: a name in OTHER_O.
 
     ``seen`` [a, step, h, i]: whether the row sees a key in this step. A block does not write to other rows.
     """
     steps = np.arange(seen.shape[1])
     found = np.broadcast_to(steps[:, None, None, None], seen.swapaxes(0, 1).shape).copy()
     computed = seen.any(axis=(2, 3))
-    for t in steps if other else ():
+    for t in steps:
         if other == "last of later" and t == 0:
             continue
         if other in ("last", "last of later", "previous"):

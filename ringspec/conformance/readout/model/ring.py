@@ -12,6 +12,7 @@ import numpy as np
 
 from ringspec.conformance.readout.choices import OF_KEYS, Choices, components, right_choices
 from ringspec.conformance.readout.pairs import Pairs, kept
+from ringspec.conformance.readout.tile_rules import needs_mask
 from ringspec.problem.model import Array, Booleans, Integers
 
 
@@ -111,9 +112,7 @@ class Model:
 
         A block of which only whole rows or whole columns are hidden is computed without a mask.
         """
-        seen = self.masks[0]
-        part = seen.any(axis=4, keepdims=True) & seen.any(axis=3, keepdims=True)
-        masked = (part & ~seen).any(axis=(3, 4))[..., None]
+        masked = needs_mask(self.masks[0])[..., 0]
         return masked if mask == "masked" else ~masked
 
     def without_padding(self, x: Array) -> Array:

@@ -35,6 +35,7 @@ from ringspec.conformance.readout.model.statistics import (
     summed,
 )
 from ringspec.conformance.readout.pairs import ELSEWHERE
+from ringspec.conformance.readout.tile_rules import visible_part
 from ringspec.problem.model import Array, Integers
 from ringspec.spec.online_softmax import finite_shift
 
@@ -181,7 +182,7 @@ def ds_of(
     seen = shown(model, c["mask"])
     computed = seen.any(axis=(3, 4), keepdims=True)
     if model.geometry.visible_parts:
-        computed = seen.any(axis=3, keepdims=True) & seen.any(axis=4, keepdims=True)
+        computed = visible_part(seen)
     if (c["computed"] >= 0).any():
         pairs = shown(model, np.maximum(c["computed"], 0))
         computed = np.where(c["computed"] < 0, computed, pairs)
