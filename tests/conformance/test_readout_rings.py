@@ -277,7 +277,7 @@ def test_with_direction_minus_1_such_keys_are_those_of_earlier_workers():
 @pytest.mark.parametrize(
     ("faults", "words"),
     [
-        ({"early": True}, "added one step early, to the visitor's before, and those of a worker's own block are lost"),
+        ({"early": True}, "added one step early, to those of the previous step's visitor, and those of a worker's own block are lost"),
         ({"last_hop": "lost"}, "returned without the last hop: a worker returns those of another block, and those of the last step are lost"),
     ],
     ids=["early", "last-hop"],

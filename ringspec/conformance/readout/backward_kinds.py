@@ -74,6 +74,12 @@ DELTA_WORDS = {
     "of the group": "delta is summed over the query heads of a key head",
 }
 
+# A kernel that saves tensors in every step and reads those of the first.
+OF_STEP_0 = {
+    "keys and values are those of the worker that computes": "the keys, values, lse and o",
+    "keys, values and their positions are those of the worker that computes": "the keys, their positions, values, lse and o",
+}
+
 DIMS_WORDS = {
     "the first half": (0.0, 0.5), "the second half": (0.5, 1.0), "the first quarter": (0.0, 0.25),
     "the first three quarters": (0.0, 0.75), "the last three quarters": (0.25, 1.0),
@@ -88,6 +94,11 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         both,
         1.1,
     )
+    if geometry.travels("backward") == "keys":
+        for kind in operand_kinds(geometry, "backward", masks, distinct):
+            saved = OF_STEP_0.get(kind.words)
+            if saved:
+                yield Kind(f"every step uses {saved} of step 0", (*kind.changes, *both), 1.2)
     if geometry.run < geometry.slots:
         yield from chunk_kinds()
     for name, words in LSE_WORDS.items():

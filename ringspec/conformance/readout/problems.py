@@ -42,7 +42,7 @@ CLAIMED: dict[str, tuple[str, ...]] = {
 CAUSAL, WINDOWS = ("causal", "window", "documents", *FEATURES), ("window", "band")
 SOFTCAP = 4.5  # the largest scores are 6
 DROPOUT = 0.375, 20240230  # dropout_p, and a dropout_seed with which every query keeps a key
-WORKERS, SLOTS, MOST_SLOTS = 3, 8, 16
+WORKERS, MORE_WORKERS, SLOTS, MOST_SLOTS = 3, 4, 8, 16
 ODD_SLOTS = 11  # with it, tiles of any size but 11 are cut short at the end of a shard
 WINDOW = (5, 2)  # beside a causal mask; without one, by layout:
 BANDS = {"contiguous": (5, 2), "zigzag": (5, 0), "striped": (5, 2)}
@@ -119,7 +119,7 @@ def other_settings() -> Iterator[Setting]:
         yield Setting("causal", LAYOUTS[0], circulation, direction=-1)
     yield Setting("causal", LAYOUTS[0], "", scaled=True)
     yield Setting("causal", LAYOUTS[1], narrow=True)
-    yield Setting("causal", LAYOUTS[0], workers=4)
+    yield Setting("causal", LAYOUTS[0], workers=MORE_WORKERS)
     for group in (1, 4):
         yield Setting("causal", LAYOUTS[0], group=group)
 
@@ -131,12 +131,15 @@ IN_OTHER_LAYOUTS = tuple(
     for feature in ("sinks", "bias", "dropout")
     for layout in LAYOUTS[1:]
 )
-# In explain, targets that claim these are read in them, too; in the last one only if all others are right, because lists
-# of pairs found in one length say nothing about another.
+# In explain, targets that claim these are read in them, too; in those with sizes of their own only if all others are
+# right, because lists of pairs found in one size say nothing about another.
 OF_CALLS = (
+    Setting("causal", LAYOUTS[0], "q"),
+    Setting("causal", LAYOUTS[0], "gather"),
     Setting("causal", LAYOUTS[0], "", direction=-1),
     Setting("causal", LAYOUTS[1], "", direction=-1),
     Setting("causal", LAYOUTS[0], "", scaled=True),
+    Setting("causal", LAYOUTS[0], "", workers=MORE_WORKERS),
     Setting("causal", LAYOUTS[0], "", slots=ODD_SLOTS),
 )
 # Those that a kernel with large tiles gets, too: their exact truth takes seconds.
@@ -177,6 +180,12 @@ class Problem:
         inputs = inputs_of(self.pairs, self.call.worker("q", 0).shape[3])
         return inputs if self.spread == 1 else with_mark(inputs)
 
+    @property
+    def of_other_sizes(self) -> bool:
+        """Tell whether the problem has a number of workers or slots of its own."""
+        geometry = self.pairs.geometry
+        return geometry.slots == ODD_SLOTS or f"-w{geometry.workers}" in self.id
+
     def results(self, outputs: Sequence[Outputs]) -> list[Outputs]:
         """Return the results of ``call`` and ``proof``, given the outputs of the calls in ``asked``."""
         if self.pairs.geometry.batches:
@@ -192,7 +201,8 @@ class Problem:
 def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
     """Return the settings of the problems for a target with these claims; if there are none, also the reason.
 
-    Those of the other direction, of a given scale, of an odd length, with documents and with other features come last, in this order.
+    After the usual ones come those of other circulations, of the other direction, of a given scale, of four workers, of
+    an odd length, with documents and with other features, in this order.
     Sinks, a bias and dropout are read in at most two layouts.
     """
     found: dict[str, list[Setting]] = {}
@@ -213,7 +223,7 @@ def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
     of_calls = [
         one
         for one in OF_CALLS
-        if not (unclaimed(one, claims) or isinstance(shape_for(claims, one), str))
+        if not (one in chosen or unclaimed(one, claims) or isinstance(shape_for(claims, one), str))
     ]
     return [*chosen, *of_calls, *packed[:1], *in_layouts], "" if found else f"it needs {last}"
 

@@ -259,9 +259,9 @@ def buffer_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> It
     a, b = np.indices((W, W))
     owner = a if names == ("dq",) else b
     for by, lost, words in (
-        (-1, W - 1, "added one step late, to the next visitor's, and those of the last step are lost"),
+        (-1, W - 1, "added one step late, to those of the next step's visitor, and those of the last step are lost"),
         (1, W - 1, "returned without the last hop: a worker returns those of another block, and those of the last step are lost"),
-        (1, 0, "added one step early, to the visitor's before, and those of a worker's own block are lost"),
+        (1, 0, "added one step early, to those of the previous step's visitor, and those of a worker's own block are lost"),
     ):  # fmt: skip
         at = ((owner + by * geometry.direction) % W)[:, :, None, None, None]
         there = tuple((f"{name}_to.worker", at) for name in names)

@@ -12,7 +12,14 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
-from ringspec.conformance.readout.problems import BACKWARDS, ODD_SLOTS, SLOTS, Problem
+from ringspec.conformance.readout.problems import (
+    BACKWARDS,
+    MORE_WORKERS,
+    ODD_SLOTS,
+    SLOTS,
+    WORKERS,
+    Problem,
+)
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, accounts, told
@@ -23,7 +30,10 @@ OF_TILES = re.compile(r"\btiles? of \d")
 OF_LAST = re.compile(r"for the last \d+ (queries|keys) of a worker")
 # Parts of the ids of problems, and what is said of faults that show in no other problems.
 SHOWN_ONLY = {
+    "-q": "This holds where the queries travel; the same problem with travelling keys is right.",
+    "-gather": "This holds where the keys are gathered; the same problem with travelling keys is right.",
     f"-{BACKWARDS}": "This holds with direction -1 alone; the same problems with direction 1 are right.",
+    f"-w{MORE_WORKERS}": f"This shows with {MORE_WORKERS} workers, and not with {WORKERS}.",
     f"-n{ODD_SLOTS}": f"This shows with {ODD_SLOTS} tokens on a worker, where tiles are cut short, and not with {SLOTS}.",
 }
 NOT_RANDOM = (

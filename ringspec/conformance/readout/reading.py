@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from ringspec.conformance.readout.matches import Explanation, Match, near
 from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
 from ringspec.conformance.readout.model.scores import drop_factors, scores_of_pairs
+from ringspec.conformance.readout.not_finite import FROM_FORWARD, GRADIENTS, not_finite
 from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
@@ -62,7 +63,6 @@ OF_PAIRS = {
     "the block is counted": "a pair is counted",
     "no pair is masked": "the mask does not hide what it should hide",
 }
-NOT_FINITE = "the gradients: o has values that are not finite, from which delta is computed"
 BY_ROUNDING = (
     "each pair has the correct weight to within 5 %, but the numbers differ by more than rounding allows. "
     "The readout does not see why; ringspec check measures it."
@@ -183,9 +183,13 @@ def read(
     if agrees(results, expected, problem.tolerance):
         return Reading(problem.id, True)
     names = [[one.name for one in faults if not is_rounding(one.kind)] for faults in known]
-    given = Given(problem, seen, share, proof or {}, names, refuted)
+    missing = not_finite(geometry, results, right)
+    gradients = {name: results[name] for name in GRADIENTS if name in results}
+    if "forward" in missing and not agrees(gradients, expected, problem.tolerance):
+        missing["backward"] = FROM_FORWARD
+    given = Given(problem, seen, share, proof or {}, names, refuted, missing)
     found = read_both(given)
-    if geometry.layout in IN_PARTS and not settled(found):
+    if geometry.layout in IN_PARTS and not (missing or settled(found)):
         there = dataclasses.replace(given, visible_parts=True)
         found = better(found, read_both(there))
     if agrees(results, expected, COARSE) and not found.explained:
@@ -194,15 +198,15 @@ def read(
 
 
 def read_both(given: Given) -> Reading:
-    """Explain both passes of a kernel."""
+    """Explain both passes of a kernel; a pass with results that are not finite is not searched."""
+    if "forward" in given.not_finite:
+        passes = (given.not_finite.get(phase) for phase in ("forward", "backward"))
+        return Reading(given.problem.id, False, *(left and PassRead(left=left) for left in passes))
     with np.errstate(all="ignore"):  # wrong choices overflow
         reader, (found, choices), forward, work = read_forward(given)
         backward = None
-        finite = found.whole or all(
-            np.isfinite(x).all() for x in (given.seen.weights, given.seen.through)
-        )
-        if given.seen.p is not None and not finite:
-            backward = PassRead(left=NOT_FINITE)
+        if "backward" in given.not_finite:
+            backward = PassRead(left=given.not_finite["backward"])
         elif given.seen.p is not None:
             backward = read_backward(given, reader, choices, found.whole)
     work += reader.model.evaluations
@@ -230,7 +234,7 @@ class Given:
     """What was read from the results of a problem; ``share`` and ``proof`` are as for :func:`read`.
 
     ``known``: the names of the faults that other problems showed. ``refuted``: a kind that is not tried, or ''.
-    ``visible_parts``: as in a ring's geometry.
+    ``not_finite``: by pass, the rows whose results are not finite, in words. ``visible_parts``: as in a ring's geometry.
     """
 
     problem: Problem
@@ -239,6 +243,7 @@ class Given:
     proof: Outputs
     known: Sequence[Sequence[tuple[str, str, str]]]
     refuted: str = ""
+    not_finite: Mapping[str, str] = field(default_factory=dict)
     visible_parts: bool = False
 
 

@@ -23,8 +23,8 @@ from ringspec.conformance.readout.block_words import (
     reworded,
     without_ring,
 )
+from ringspec.conformance.readout.not_finite import NOT_FINITE
 from ringspec.conformance.readout.problems import (
-    ODD_SLOTS,
     Problem,
     group_of,
     problem_of,
@@ -51,8 +51,10 @@ from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
 # What the searches in all problems may do together, and in one problem, in evaluations; 5,000 take about 1 s. The
-# searches of a problem get what those of earlier problems left; LEAST if that is less, or if one was not explained.
+# searches of a problem get what those of earlier problems left; LEAST if that is less, or if one was not explained; and
+# LEAST_OF_OTHERS if MOST_UNEXPLAINED were not explained: what was not found in these is not found in the others, either.
 EVALUATIONS_OF_ALL, EVALUATIONS_OF_ONE, LEAST = 21_000.0, 13_000.0, 1_000.0
+MOST_UNEXPLAINED, LEAST_OF_OTHERS = 3, 100.0
 THOROUGH = 3.0  # times as many evaluations in a thorough search
 TOLD_IF_NOT_READ = ("layouts", "circulations", "directions", "masks", "features")
 MOST_AGREED = 3  # explanations of later problems by which a problem is read again
@@ -109,7 +111,9 @@ class Explained:
         return any(
             one.reading is not None
             and not (one.right or one.reading.explained)
-            and all(part.left != NOT_RANDOM for part in one.reading.passes)
+            and not any(
+                part.left == NOT_RANDOM or NOT_FINITE in part.left for part in one.reading.passes
+            )
             for one in self.runs
         )
 
@@ -251,19 +255,22 @@ def runs_of(
     """
     made: list[Run] = []
     longer = THOROUGH if thorough else 1.0
-    left = EVALUATIONS_OF_ALL * longer
+    left, unexplained = EVALUATIONS_OF_ALL * longer, 0
     for problem in problems:
         geometry = problem.pairs.geometry
-        special = group_of(geometry) not in ("", "window", "batches") or geometry.slots == ODD_SLOTS
-        if special and any(run.reading is not None and not run.right for run in made):
+        special = group_of(geometry) not in ("", "window", "batches")
+        if (special or problem.of_other_sizes) and any(
+            run.reading is not None and not run.right for run in made
+        ):
             continue
         readings = [run.reading for run in (*earlier, *made) if run.reading]
-        share = max(LEAST * longer, min(left, EVALUATIONS_OF_ONE * longer)) / EVALUATIONS
+        least = (LEAST if unexplained < MOST_UNEXPLAINED else LEAST_OF_OTHERS) * longer
+        share = max(least, min(left, EVALUATIONS_OF_ONE * longer)) / EVALUATIONS
         made.append(run_problem(target, problem, readings, share))
         reading = made[-1].reading
         left -= reading.evaluations if reading else 0
         if reading is not None and not (reading.right or reading.explained):
-            left = 0.0
+            left, unexplained = 0.0, unexplained + 1
     return made
 
 

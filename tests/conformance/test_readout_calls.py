@@ -1,0 +1,109 @@
+"""Faults that show in one circulation, with one number of workers, or as NaN."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.diagnose.mutants.mutant import REFERENCES
+from ringspec.conformance.readout.geometry import Geometry, positions
+from ringspec.conformance.readout.not_finite import not_finite
+from ringspec.conformance.run.explain import explain_target
+
+CLAIMS = {
+    "layouts": ("contiguous", "zigzag"),
+    "masks": ("causal",),
+    "features": (),
+    "circulations": ("kv", "q", "gather"),
+    "directions": (1,),
+    "batch": (1,),
+}
+
+
+class Sometimes:
+    """A known bug in the calls that ``when`` selects, and the float32 reference in all others."""
+
+    name = "sometimes"
+
+    def __init__(self, bug, when=lambda call: True, **claims):
+        self.right, self.wrong, self.when = (
+            REFERENCES["float32"],
+            MutantTarget(MUTANTS[bug], "float32"),
+            when,
+        )
+        self.capabilities = dataclasses.replace(self.right.capabilities, **{**CLAIMS, **claims})
+
+    def run(self, call):
+        return (self.wrong if self.when(call) else self.right).run(call)
+
+
+@pytest.mark.parametrize(
+    ("bug", "circulation", "sentences"),
+    [
+        ("dq-not-home", "q", ["In the backward pass, in the last step, the share of dq is lost.", "This holds where the queries travel; the same problem with travelling keys is right."]),
+        ("stale-queries", "q", ["In the backward pass, queries and dy are those of the worker that computes."]),
+        ("dkv-not-reduced", "gather", ["In the backward pass, from step 1 on, the shares of dk and dv are lost.", "This holds where the keys are gathered; the same problem with travelling keys is right."]),
+    ],
+)  # fmt: skip
+def test_every_circulation_that_a_target_claims_is_read(bug, circulation, sentences):
+    found = explain_target(Sometimes(bug))
+    wrong = [one.problem.id for one in found.runs if not one.right]
+    assert f"readout/causal-contiguous-{circulation}" in wrong
+    assert all(id.endswith(f"-{circulation}") for id in wrong)
+    assert list(found.sentences) == sentences
+
+
+def test_a_fault_that_shows_with_four_workers_alone_is_said_to_do_so():
+    found = explain_target(Sometimes("dkv-not-home", lambda call: call.workers == 4))
+    assert found.told.explained == ("readout/causal-contiguous-w4",)
+    assert found.sentences == (
+        "In the backward pass, dk and dv are added to those of the next step's visitor.",
+        "This shows with 4 workers, and not with 3.",
+    )
+
+
+def test_a_backward_pass_that_reads_what_step_0_saved_is_explained_by_one_sentence():
+    found = explain_target(Sometimes("stale-keys"))
+    assert len(found.told.explained) == found.wrong > 2
+    assert found.sentences == (
+        "In the backward pass, every step uses the keys, values, lse and o of step 0.",
+    )
+
+
+def test_rows_that_are_nan_are_named_by_what_they_see_and_not_searched():
+    found = explain_target(Sometimes("masked-block-nan", circulations=("kv",)))
+    first = found.runs[0].reading
+    assert first.forward.left == (
+        "o and lse are NaN or infinite for queries that see no key of some block "
+        "(a block that the mask hides counts), and nowhere else"
+    )
+    assert first.backward.left.startswith("the gradients, which the backward pass computes")
+    assert not found.told.explained and not found.searched
+    assert sum(one.reading.evaluations for one in found.runs if one.reading) == 0
+
+
+def results(change):
+    """Return what is said of zeros in a causal zigzag ring, after a change."""
+    geometry = Geometry(3, "kv", 1, "zigzag", positions("zigzag", 3, 4), True, None, 4, 2, 0.3)
+    right = {name: np.zeros((3, 4, 4, 2)) for name in ("o", "dq", "dk")}
+    right["lse"] = np.zeros((3, 4, 4))
+    right["lse"][1, :, 2] = -np.inf
+    given = {name: x.copy() for name, x in right.items()}
+    change(given)
+    return not_finite(geometry, given, right)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: None, {}),
+        (lambda x: x["lse"].__setitem__((1, 0, 2), np.nan), {}),
+        (lambda x: x["dk"].__setitem__((2, 1, slice(1, 3), 0), np.inf), {"backward": "dk is NaN or infinite for keys 1-2 of worker 2"}),
+        (lambda x: x["dq"].fill(np.nan), {"backward": "dq is NaN or infinite in all rows"}),
+        (lambda x: x["o"].__setitem__((0, slice(None), slice(0, 2), 1), np.nan), {"forward": "o is NaN or infinite for queries 0-1 of worker 0"}),
+        (lambda x: [x[name].__setitem__((slice(None), slice(None), 2), np.inf) for name in ("o", "lse")], {"forward": "o and lse are NaN or infinite for query 2 of worker 0, query 2 of worker 1, query 2 of worker 2"}),
+    ],
+)  # fmt: skip
+def test_values_that_are_not_finite_but_should_be_are_listed(change, said):
+    assert results(change) == said
