@@ -260,7 +260,7 @@ def test_what_another_problem_shows_besides_the_told_faults_is_said():
     masked = combined([reading("causal", "no pair is masked"), window])
     assert masked.sentences[-1] == "window, also: In the forward pass, o is 0."
     many = [reading(f"problem {n}", f"fault {n}") for n in range(4)]
-    assert combined([in_causal, *many]).others == ("problem 0", "problem 1")
+    assert combined([in_causal, *many]).others == ("problem 0", "problem 1", "problem 2")
 
 
 def test_a_fault_is_told_without_what_a_later_fault_changes_again():
@@ -383,7 +383,7 @@ def test_a_known_bug_has_its_name_and_link_beside_the_sentence():
     assert printed.output.split()[2:] == shown.split()[2:]
     text = " ".join(printed.output.split())
     assert "dk and dv are added to those of the next step's visitor." in text
-    assert "every number in 8 of the 8 problems that failed" in text and "[dkv-not-home]" in text
+    assert "every number in 11 of the 11 problems that failed" in text and "[dkv-not-home]" in text
 
 
 def test_a_right_target_ends_with_0_and_json_says_what_was_read():

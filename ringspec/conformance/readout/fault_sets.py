@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import Choices
+from ringspec.conformance.readout.choices import OF_ALL, Choices
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.matches import Explanation, Match
 from ringspec.conformance.readout.model.ring import Model
@@ -117,7 +117,7 @@ class Search:
             match = self.predict(choices)
             before = match.gain(self.plain)
             for fault, got in self.proposed(choices, match, last):
-                if got.whole:
+                if got.whole and not (faults and undoes(fault, choices, self.base)):
                     whole.append(((*faults, fault), got))
                 elif not last and got.gain(self.plain) > before:
                     tried.append(((*faults, fault), got))
@@ -150,6 +150,21 @@ class Search:
             if whole or not self.model.may_go_on():
                 return (*simple_or_not(whole), every)
         return [], [], every
+
+
+def undoes(fault: Fault, choices: Choices, base: Choices) -> bool:
+    """Return whether a fault makes a choice right again somewhere, so that what was said of ``choices`` is not true there.
+
+    ``base``: the choices without faults.
+    """
+    after = fault.applied(choices)
+    for slot in fault.kind.slots - set(OF_ALL):
+        right, before, now = (
+            np.asarray(x.in_kernel(fault.kind.only)[slot]) for x in (base, choices, after)
+        )
+        if ((before != right) & (now == right)).any():
+            return True
+    return False
 
 
 def by_gain(plain: Match, chain: Chain) -> tuple[float, float]:

@@ -56,6 +56,9 @@ Merging = tuple[Place, bytes | None]  # a place with the key of what a merge doe
 MOST_STARTS = 6  # of a kind of evidence
 OF_FORWARD = 2 / 3  # the share of the search in the forward pass, if a backward pass follows
 
+# Places in which a kind that moves weights between blocks is tried, whatever the weights show.
+OF_STEPS = ("from step 1 on", "in the last step", "in all but the last step")
+
 
 def containing(pairs: Booleans) -> Callable[[Place], bool]:
     """Return a function that tells whether a place contains all ``pairs`` [a, b, h, i, j]."""
@@ -327,7 +330,14 @@ def of_sums(kind: Kind) -> bool:
 
 def tiles_alike(reader: Reader, tiles: Tiles, seen: Array, ours: Array) -> bool:
     """Return whether, in every tile, each row is correct up to a factor, as after a wrong merge of these tiles."""
-    parts = [(seen[..., keys], ours[..., keys]) for keys in tiles.of(reader.geometry)]
+    starts = {keys.start for keys in tiles.of(reader.geometry)}
+    if (
+        reader.geometry.own_run < reader.geometry.run
+    ):  # there, the tiles of a block begin anew at its second chunk
+        run = reader.geometry.own_run
+        starts |= {x + y for x in (0, run) for y in range(0, run, tiles.size)}
+    ends = [*sorted(starts)[1:], reader.geometry.slots]
+    parts = [(seen[..., x:y], ours[..., x:y]) for x, y in zip(sorted(starts), ends, strict=True)]
     return all(
         (ratio_steady(x, y, reader.tolerance) | (np.abs(x) <= FAINT).all(axis=-1)).all()
         for x, y in parts
@@ -464,7 +474,14 @@ def in_rows(reader: Reader, kind: Kind, attempt: Attempt, match: Match, last: bo
 def in_moved(
     reader: Reader, kind: Kind, places: Places, attempt: Attempt, match: Match, seen: Seen
 ) -> Candidates:
-    """Try a kind that moves weights to other columns in the places whose weights it may have moved."""
+    """Try a kind that moves weights to other columns in the places whose weights it may have moved.
+
+    The weights of two steps may be in the same columns afterwards, which shows neither, so whole steps are tried, too.
+    """
+    for place in places.blocks if "v.worker" in kind.slots else ():
+        if place.words in OF_STEPS:
+            one = Fault("forward", kind, place)
+            yield one, attempt(one)
     good, bad = reader.movable(kind, match, ("A",), "forward", seen.weights)
     if good.any():
         yield from reader.at_best(kind, places, good, bad, attempt, "forward", True)

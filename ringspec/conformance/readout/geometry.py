@@ -15,11 +15,12 @@ from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.layout import contiguous, striped, zigzag
 
 LAYOUTS = {"contiguous": contiguous, "striped": striped}  # zigzag takes an even number of slots
-IN_PARTS = (
-    "zigzag",
-    "striped",
-)  # layouts in which a causal mask hides parts of all blocks of other workers
+VISIBLE, OWN_CHUNKS = "visible", "visible, and own chunks"
+# What a kernel may compute as one range in layouts in which a causal mask hides parts of all blocks of other workers, the
+# usual way first: see ``parts`` of Geometry.
+WAYS = {"zigzag": ("", VISIBLE, OWN_CHUNKS), "striped": ("", VISIBLE)}
 LATER = "contiguous, shifted by one token"
+EXCHANGED = "zigzag with its two chunks exchanged"
 SHORT = "contiguous, with one token fewer on each worker"
 Window = tuple[int | None, int | None]
 
@@ -36,8 +37,9 @@ class Geometry:
     ``dropout``: dropout_p and dropout_seed; the seed is None if the call has the mask.
     ``padding``: the slots without a token, counted over all workers. Their position is -1.
     ``batches``: whether the heads are the batch entries of a call with one head.
-    ``visible_parts``: whether a kernel computes the part of a block that is visible as one range: its tiles run through
-    both chunks of a zigzag shard.
+    ``parts``: what a kernel computes as one range. '' is a block, or a chunk of one in the layout zigzag; VISIBLE is the
+    part of a block that is visible, whose tiles run through both chunks of a zigzag shard; with OWN_CHUNKS, the chunks of a
+    worker's own block are ranges of their own.
     ``usual_scale``: 1/sqrt(D), which is the scale unless the call gives another one; None stands for the scale.
     """
 
@@ -61,7 +63,7 @@ class Geometry:
     padding: tuple[int, ...] = ()
     batches: bool = False
     usual_scale: float | None = None
-    visible_parts: bool = False
+    parts: str = ""
 
     @cached_property
     def values(self) -> tuple[object, ...]:
@@ -109,7 +111,12 @@ class Geometry:
     @property
     def run(self) -> int:
         """Number of tokens of a worker that a kernel handles as one range: a chunk of a zigzag shard, or else the shard."""
-        return self.slots // 2 if self.layout == "zigzag" and not self.visible_parts else self.slots
+        return self.slots // 2 if self.layout == "zigzag" and not self.parts else self.slots
+
+    @property
+    def own_run(self) -> int:
+        """The same for a worker's own block."""
+        return self.slots // 2 if self.parts == OWN_CHUNKS else self.run
 
     def travels(self, phase: str) -> str:
         """Return whether 'queries' or 'keys' travel in a pass."""
@@ -158,7 +165,7 @@ def tables(workers: int, slots: int) -> dict[str, Integers]:
         chunks = zigzag(length, workers).table
         found["zigzag"] = chunks
         found["zigzag with chunks r and W + r"] = np.where(i < half, r, workers + r - 1) * half + i
-        found["zigzag with its two chunks exchanged"] = np.roll(chunks, half, axis=1)
+        found[EXCHANGED] = np.roll(chunks, half, axis=1)
     return found | {LATER: r * slots + i + 1, SHORT: r * (slots - 1) + i}
 
 

@@ -35,10 +35,16 @@ def short_tiles(right: Booleans) -> Iterator[tuple[str, Booleans]]:
 
 def padded_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Iterator[Kind]:
     """Yield the mistake of counting the zeros that fill up the last tile of keys; ``visible``: the correct mask."""
-    run = geometry.run
+    run, own = geometry.run, np.eye(geometry.workers, dtype=bool)[:, :, None, None]
+
+    def padded(masked: bool, size: int) -> Array:
+        found = padded_keys(visible, run, masked, size)
+        if geometry.own_run == run:
+            return found
+        return np.where(own, padded_keys(visible, geometry.own_run, masked, size), found)
+
     for where, masked in ((UNMASKED, True), ("", False)):
-        made = partial(padded_keys, visible, run, masked)
-        for sizes, table in by_sizes(made, sizes_in(run), distinct):
+        for sizes, table in by_sizes(partial(padded, masked), sizes_in(run), distinct):
             tile = f"the last tile of {sizes} keys of a block"
             words = f"the zeros that fill up {tile} are counted as keys with score 0{where}"
             yield Kind(words, (("padded", table),), 1.1 if masked else 1.2)

@@ -138,6 +138,9 @@ OF_CALLS = (
     Setting("causal", LAYOUTS[0], "gather"),
     Setting("causal", LAYOUTS[0], "", direction=-1),
     Setting("causal", LAYOUTS[1], "", direction=-1),
+    Setting("causal", LAYOUTS[2], "", direction=-1),
+    Setting("full", LAYOUTS[1], ""),
+    Setting("full", LAYOUTS[2], ""),
     Setting("causal", LAYOUTS[0], "", scaled=True),
     Setting("causal", LAYOUTS[0], "", workers=MORE_WORKERS),
     Setting("causal", LAYOUTS[0], "", slots=ODD_SLOTS),
@@ -276,6 +279,7 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         "a call without a causal mask": setting.mask not in CAUSAL and claims.only_causal,
         "no other layout, which is read without a mask": setting.mask == "full"
         and setting.layout != LAYOUTS[0]
+        and setting.circulation != ""
         and bool(several - {setting.layout})
         and "causal" in claims.masks,
         f"circulation {setting.circulation}": circulation_of(setting, claims)

@@ -91,6 +91,9 @@ def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     yield from over_head_kinds(geometry)
     yield from over_worker_kinds(geometry)
     yield Kind("dk and dv are exchanged", (("exchanged", True),), 1.1)
+    if geometry.travels("backward") == "keys" and geometry.workers > 1:
+        hops = (geometry.workers - geometry.steps("backward"))[:, :, None, None, None]
+        yield Kind("dk and dv are exchanged at each hop", (("exchanged", hops % 2 == 1),), 1.15)
     words = "dk is returned as dk + dv, and dv as the dk + dv of the next worker"
     yield Kind(words, (("stacked", True),), 1.2)
     travelling = (

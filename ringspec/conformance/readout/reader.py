@@ -42,6 +42,15 @@ from ringspec.problem.model import Array, Booleans
 # Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
 # results that stay unexplained take.
 EVALUATIONS = 33_000
+FEATURES = (
+    "cap",
+    "dlse",
+    "sink",
+    "dsink",
+    "bias",
+    "dbias",
+    "drop",
+)  # how the names of their choices begin
 # Choices of how often a share is added to the gradient that a matrix is read from.
 COUNTS = {
     "P": "dv_count",
@@ -51,6 +60,11 @@ COUNTS = {
 }
 # How many places of a kind are tried: those that explain everything, and those that do not.
 MOST_WHOLE, MOST_PARTIAL = 40, 3
+
+
+def of_feature(kind: Kind) -> bool:
+    """Return whether a kind changes a choice about the soft cap, dlse, sinks, a bias or dropout."""
+    return any(slot.startswith(FEATURES) for slot in kind.slots)
 
 
 class Reader:
@@ -104,7 +118,8 @@ class Reader:
             blocks = block_places(self.geometry, phase, self.masks[0].pattern)
             kinds = kinds_of(self.geometry, phase, self.masks)
             kinds = [kind for kind in kinds if kind.words != self.refuted]
-            kinds.sort(key=lambda kind: not kind.slots & set(OF_ALL))  # these take one evaluation
+            # Those of a feature are the reason for its problem; those of the whole ring take one evaluation.
+            kinds.sort(key=lambda kind: (not of_feature(kind), not kind.slots & set(OF_ALL)))
             self.kept[phase] = kinds, Places(self.geometry, blocks)
         return self.kept[phase]
 

@@ -20,7 +20,7 @@ from ringspec.conformance.readout.backward_search import explain_backward, match
 from ringspec.conformance.readout.choices import Choices
 from ringspec.conformance.readout.fault_sets import cost
 from ringspec.conformance.readout.forward_search import explain_forward, match_forward
-from ringspec.conformance.readout.geometry import IN_PARTS
+from ringspec.conformance.readout.geometry import WAYS
 from ringspec.conformance.readout.hints import ROUNDING, hint_for
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.known_faults import Known
@@ -189,9 +189,9 @@ def read(
         missing["backward"] = FROM_FORWARD
     given = Given(problem, seen, share, proof or {}, names, refuted, missing)
     found = read_both(given)
-    if geometry.layout in IN_PARTS and not (missing or settled(found)):
-        there = dataclasses.replace(given, visible_parts=True)
-        found = better(found, read_both(there))
+    for parts in WAYS.get(geometry.layout, ())[1:]:
+        if not (missing or settled(found)):
+            found = better(found, read_both(dataclasses.replace(given, parts=parts)))
     if agrees(results, expected, COARSE) and not found.explained:
         return Reading(problem.id, False, evaluations=found.evaluations)
     return found
@@ -234,7 +234,7 @@ class Given:
     """What was read from the results of a problem; ``share`` and ``proof`` are as for :func:`read`.
 
     ``known``: the names of the faults that other problems showed. ``refuted``: a kind that is not tried, or ''.
-    ``not_finite``: by pass, the rows whose results are not finite, in words. ``visible_parts``: as in a ring's geometry.
+    ``not_finite``: by pass, the rows whose results are not finite, in words. ``parts``: as in a ring's geometry.
     """
 
     problem: Problem
@@ -244,7 +244,7 @@ class Given:
     known: Sequence[Sequence[tuple[str, str, str]]]
     refuted: str = ""
     not_finite: Mapping[str, str] = field(default_factory=dict)
-    visible_parts: bool = False
+    parts: str = ""
 
 
 def explained_by(
@@ -426,9 +426,7 @@ def read_forward(given: Given) -> tuple[Reader, tuple[Explanation, Choices], Pas
 def read_forward_as(given: Given, travels: str) -> ForwardRead:
     """Explain the forward pass of a kernel in which ``travels`` travel, 'keys' or 'queries'."""
     problem, seen = given.problem, given.seen
-    there = dataclasses.replace(
-        problem.pairs.geometry, forward_travels=travels, visible_parts=given.visible_parts
-    )
+    there = dataclasses.replace(problem.pairs.geometry, forward_travels=travels, parts=given.parts)
     pairs = dataclasses.replace(problem.pairs, geometry=there)
     reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS, given.refuted)
     model, known = reader.model, Known(reader, given.known).faults("forward")

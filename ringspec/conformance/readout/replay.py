@@ -25,7 +25,7 @@ from ringspec.conformance.readout.backward_search import GRADIENT, SAME, SAVED, 
 from ringspec.conformance.readout.choices import KERNELS, Choices, components, mixing
 from ringspec.conformance.readout.effects import STORED
 from ringspec.conformance.readout.fault_sets import composed
-from ringspec.conformance.readout.geometry import IN_PARTS, Geometry, dealt_otherwise
+from ringspec.conformance.readout.geometry import VISIBLE, WAYS, Geometry, dealt_otherwise
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.masks import Mask, masks_of
 from ringspec.conformance.readout.matches import near
@@ -142,9 +142,8 @@ class Replayed:
         for entry, rings in enumerate(self.rings):
             found: list[Compared] = []
             for ring in rings:
-                if ring.given.geometry.visible_parts and (
-                    found and found[-1].fits or not tiled(told)
-                ):
+                way = ring.given.geometry.parts
+                if way and (any(one.fits for one in found) or (way == VISIBLE and not tiled(told))):
                     continue
                 made = ring.results_of(told, self.saved(entry) if phase == "backward" else None)
                 if made is None and in_every_way:
@@ -258,13 +257,12 @@ def ways_of(given: Given) -> list[Given]:
     """Return the same call for each way in which a correct ring may compute it, the usual one first."""
     geometry = given.geometry
     travels = ("keys", "queries") if geometry.circulation == "q" else ("keys",)
-    parts = (False, True) if geometry.layout in IN_PARTS else (False,)
     return [
         dataclasses.replace(
             given,
-            geometry=dataclasses.replace(geometry, forward_travels=x, visible_parts=part),
+            geometry=dataclasses.replace(geometry, forward_travels=x, parts=part),
         )
-        for part in parts
+        for part in WAYS.get(geometry.layout, ("",))
         for x in travels
     ]
 
@@ -407,7 +405,9 @@ class RingOf:
         backward = composed(base, [one for one in faults if one.phase == "backward"])
         whole = any(np.any(c[x]) for x in NOT_LINEAR for c in (forward, backward))
         derived = told.base == GRADIENT
-        if (given and not faults) or whole or (derived and not model.correct(forward, "q", "k")):
+        # gradient_of_forward gives dS at the row that reads a query, and sums it over key heads.
+        moved = not model.correct(forward, "q") or forward["k.head"] is not model.right["k.head"]
+        if (given and not faults) or whole or (derived and moved):
             return None
         with np.errstate(all="ignore"):  # wrong choices overflow
             found = Numbers(self.given, model, forward, backward, derived, saved).all()

@@ -18,7 +18,7 @@ from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, R
 from ringspec.conformance.readout.rounding import is_rounding
 
 MOST_ALTERNATIVES = 2
-MOST_OTHERS = 2  # problems with further faults
+MOST_OTHERS = 3  # problems with further faults
 SIMPLE = 2.0  # the largest cost of such a fault in a problem that was not searched
 STILL_SIMPLE = 3.5  # and in one that was: less simple ones may have another cause
 ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too

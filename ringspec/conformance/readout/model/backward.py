@@ -102,7 +102,9 @@ def gradient_of_forward(model: Model, c: Choices) -> Gradients:
     The gradient is computed by central differences of the scores.
     """
     base, right = forward_pass(model, c).weights, model.s
-    g = model.g[model.index(model.right, "q"), model.index(c, "v")]
+    # The weights of a forward pass are in the columns of the keys whose values it used.
+    values = model.right.taking(("v.head",), c)
+    g = model.g[model.index(model.right, "q"), model.index(values, "v")]
     ds, step = np.zeros(model.shape), 1e-5
     dlse = model.pairs.dlse
 

@@ -16,7 +16,7 @@ from ringspec.conformance.readout.model.scores import (
     for_values,
     scores_of_pairs,
 )
-from ringspec.conformance.readout.model.tile_merging import in_tiles
+from ringspec.conformance.readout.model.tile_merging import chosen_of, in_tiles, joined, softmax_of
 from ringspec.problem.model import Array
 from ringspec.spec.online_softmax import finite_shift
 
@@ -58,13 +58,30 @@ def blocks(model: Model, c: Choices) -> tuple[Array, Array, Array, Array]:
             if c["begins"]:
                 m, l, (p, p_of_v) = begun(model, c["begins"], m, l, p, p_of_v)
             if c["part_lse"].any():
-                m = with_lse(model, numbers_of_blocks(model, c["part_lse"]), s, m, l)
+                m, l, p, p_of_v = with_wrong_lse(model, c, s, m, l, p, p_of_v)
         if not model.correct(c, "result_of"):
             m, l, p, p_of_v = of_results(model, c, m, l, p, p_of_v)
         return m, l, p, p_of_v
 
     m, l, p, p_of_v = model.once("blocks", c.several(OF_WEIGHTS), compute)
     return m, l, p, p_of_v
+
+
+def with_wrong_lse(
+    model: Model, c: Choices, s: Array, m: Array, l: Array, p: Array, p_of_v: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Return the results of blocks as they are merged if the lse of each part is wrong; a part is a block or an own chunk."""
+    numbers, run = numbers_of_blocks(model, c["part_lse"]), model.geometry.own_run
+    found = with_lse(model, numbers, s, m, l), l, p
+    if run == model.geometry.run:
+        return *found, p_of_v
+    parts = []
+    for start in range(0, model.slots, run):
+        keys = s[..., start : start + run]
+        m, l, p = softmax_of(keys)
+        parts.append((with_lse(model, numbers, keys, m, l), l, p))
+    m, l, p = chosen_of(model.own_blocks, joined(parts), found)
+    return m, l, p, np.where(model.own_blocks[..., None], p, p_of_v)
 
 
 def in_row_sums(model: Model, e: Array, c: Choices) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,23 +12,34 @@ from ringspec.conformance.readout.merges import AT_FIRST, State, merge
 from ringspec.conformance.readout.model.arrays import nonzero, numbers_of_blocks, where_changed
 from ringspec.conformance.readout.model.part_results import begun, with_lse
 from ringspec.conformance.readout.model.ring import Model
-from ringspec.problem.model import Array, Integers
+from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
 
 
 def in_tiles(model: Model, s: Array, tiles: Tiles) -> State:
     """Return m, l [a, b, h, i] and p [a, b, h, i, j] of blocks if tiles of keys are merged wrongly within a block."""
     if tiles.chunks:
-        return in_chunks(model, s, tiles)
+        return in_chunks(model, s, tiles, model.geometry.run)
     if tiles.blocks:
         here = model.blocks_with(tiles.blocks)
-        m, l, p = in_tiles(model, s, dataclasses.replace(tiles, blocks=""))
-        whole_m, whole_l, whole_p = softmax_of(s)
-        return (
-            np.where(here, m, whole_m),
-            np.where(here, l, whole_l),
-            np.where(here[..., None], p, whole_p),
+        return chosen_of(
+            here, in_tiles(model, s, dataclasses.replace(tiles, blocks="")), softmax_of(s)
         )
+    run = model.geometry.own_run
+    if run < model.geometry.run and s.shape[-1] > run:
+        of_chunks = in_chunks(model, s, dataclasses.replace(tiles, chunks=True), run)
+        return chosen_of(model.own_blocks, of_chunks, in_one_range(model, s, tiles))
+    return in_one_range(model, s, tiles)
+
+
+def chosen_of(here: Booleans, state: State, other: State) -> State:
+    """Return ``state`` in the blocks ``here`` [a, b, 1, 1], and ``other`` elsewhere."""
+    m, l, p = zip(state, other, strict=True)
+    return np.where(here, *m), np.where(here, *l), np.where(here[..., None], *p)
+
+
+def in_one_range(model: Model, s: Array, tiles: Tiles) -> State:
+    """Return the same if all keys of ``s`` are one range."""
     parts = [keys for keys in tiles.of(model.geometry) if keys.start < s.shape[-1]]
     state = empty_state(s.shape[:-1], len(parts))
     p = np.zeros(s.shape)
@@ -40,11 +52,15 @@ def in_tiles(model: Model, s: Array, tiles: Tiles) -> State:
     return m, l, p
 
 
-def in_chunks(model: Model, s: Array, tiles: Tiles) -> State:
-    """Return the same if the tiles of each chunk are merged wrongly, and then the results of the chunks correctly."""
-    run, inside = model.geometry.run, dataclasses.replace(tiles, chunks=False)
+def in_chunks(model: Model, s: Array, tiles: Tiles, run: int) -> State:
+    """Return the same if the tiles of each ``run`` keys are merged wrongly, and then the results of these chunks correctly."""
+    inside = dataclasses.replace(tiles, chunks=False)
     starts = range(0, model.geometry.slots, run)
-    parts = [in_tiles(model, s[..., x : x + run], inside) for x in starts]
+    return joined([in_tiles(model, s[..., x : x + run], inside) for x in starts])
+
+
+def joined(parts: Sequence[State]) -> State:
+    """Merge the results of parts of the keys correctly."""
     m = np.max([one[0] for one in parts], axis=0)
     weights = [np.exp(one[0] - finite_shift(m)) * one[1] for one in parts]
     l = np.sum(weights, axis=0)
