@@ -79,16 +79,15 @@ def rules(geometry: Geometry) -> Iterator[tuple[str, Booleans]]:
     """Yield rules for queries, as a part of a sentence and the queries [W, heads or 1, n] to which it applies."""
     visible = masks_of(geometry)[0].pattern
     whole = (geometry.workers, geometry.workers, *visible.shape[2:])
-    visible = np.broadcast_to(visible, whole)
-    sees = visible.any(axis=4)  # [a, b, heads or 1, i]
-    hidden = np.broadcast_to(~visible.any(axis=(2, 3, 4), keepdims=True)[..., 0], sees.shape)
+    sees = np.asarray(np.broadcast_to(visible, whole).any(axis=4))  # [a, b, heads or 1, i]
+    hidden = np.broadcast_to(~sees.any(axis=(2, 3), keepdims=True), sees.shape)
     step = geometry.steps("forward")[:, :, None, None]
-    yield "any worker", ~sees.any(axis=1)
+    yield "any worker", np.asarray(~sees.any(axis=1))
     for skipped, words in (
         (hidden, ""),
         (np.zeros_like(hidden), " (a block that the mask hides counts)"),
     ):
         computed = np.where(skipped, geometry.workers, step)
         first = computed == computed.min(axis=1, keepdims=True)
-        yield f"the first block{words}", (first & ~sees & ~skipped).any(axis=1)
-        yield f"some block{words}", (~sees & ~skipped).any(axis=1)
+        yield f"the first block{words}", np.asarray((first & ~sees & ~skipped).any(axis=1))
+        yield f"some block{words}", np.asarray((~sees & ~skipped).any(axis=1))

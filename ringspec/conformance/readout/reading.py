@@ -200,8 +200,11 @@ def read(
 def read_both(given: Given) -> Reading:
     """Explain both passes of a kernel; a pass with results that are not finite is not searched."""
     if "forward" in given.not_finite:
-        passes = (given.not_finite.get(phase) for phase in ("forward", "backward"))
-        return Reading(given.problem.id, False, *(left and PassRead(left=left) for left in passes))
+        left = PassRead(left=given.not_finite["forward"])
+        of_gradients = given.not_finite.get("backward")
+        return Reading(
+            given.problem.id, False, left, PassRead(left=of_gradients) if of_gradients else None
+        )
     with np.errstate(all="ignore"):  # wrong choices overflow
         reader, (found, choices), forward, work = read_forward(given)
         backward = None
