@@ -32,6 +32,7 @@ IN_ONE_BLOCK = {
     "scale twice": (FORWARD + "scores are multiplied by the scale twice.", SAME),
     "key heads mod Hkv": (
         FORWARD + "query head h reads key head h mod Hkv.",
+        SAME,
         BACKWARD + "dk and dv are added to those of key head h mod Hkv.",
     ),
     "no mask": (FORWARD + "no pair is masked.", GRADIENT),

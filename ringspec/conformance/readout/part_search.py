@@ -88,23 +88,15 @@ def lses_of_parts(reader: Reader, choices: Choices, chunks: bool) -> tuple[list[
     run = reader.geometry.run if chunks else reader.geometry.slots
     s = scores_of_pairs(model, choices)
     numbers = [number for number, _ in lses_in(reader.geometry, True)]
-
-    def of_ranges(run: int) -> Array:
-        every = []
-        for start in range(0, reader.geometry.slots, run):
-            keys = s[..., start : start + run]
-            m, l, _ = softmax_of(keys)
-            right = log_of(m, l)
-            found = [right]
-            for number in numbers:
-                lse = wrong_lse(model, PART_LSES[number], keys, m, l)
-                found.append(np.where((l != 0) & np.isfinite(lse), lse, right))
-            every.append(np.stack(found))
-        return np.stack(every, axis=-1)
-
-    found = of_ranges(run)
-    if reader.geometry.own_run < run:
-        of_own = np.logaddexp.reduce(of_ranges(reader.geometry.own_run), axis=-1, keepdims=True)
-        found = np.where(model.own_blocks[..., None], of_own, found)
-    reader.lses[chunks] = given, (numbers, found)
+    every = []
+    for start in range(0, reader.geometry.slots, run):
+        keys = s[..., start : start + run]
+        m, l, _ = softmax_of(keys)
+        right = log_of(m, l)
+        found = [right]
+        for number in numbers:
+            lse = wrong_lse(model, PART_LSES[number], keys, m, l)
+            found.append(np.where((l != 0) & np.isfinite(lse), lse, right))
+        every.append(np.stack(found))
+    reader.lses[chunks] = given, (numbers, np.stack(every, axis=-1))
     return reader.lses[chunks][1]

@@ -223,10 +223,13 @@ def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
     last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
     chosen = [*others[: MOST - min(len(windows), MOST_WINDOWS)], *windows][:MOST]
     in_layouts = chain(*(settings[:2] for settings in features))
+    known = {with_circulation(one, claims) for one in chosen}
     of_calls = [
         one
         for one in OF_CALLS
-        if not (one in chosen or unclaimed(one, claims) or isinstance(shape_for(claims, one), str))
+        if with_circulation(one, claims) not in known
+        and not unclaimed(one, claims)
+        and isinstance(shape_for(claims, one), Shape)
     ]
     return [*chosen, *of_calls, *packed[:1], *in_layouts], "" if found else f"it needs {last}"
 
@@ -313,6 +316,10 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
 def names_of(mask: str) -> tuple[str, ...]:
     """Return the names under which a target claims the feature of a setting; none if it needs no feature."""
     return CLAIMED.get(mask, (mask,)) if mask in FEATURES else ()
+
+
+def with_circulation(setting: Setting, claims: Capabilities) -> Setting:
+    return dataclasses.replace(setting, circulation=circulation_of(setting, claims))
 
 
 def circulation_of(setting: Setting, claims: Capabilities) -> str:

@@ -36,6 +36,7 @@ SHOWN_ONLY = {
     f"-w{MORE_WORKERS}": f"This shows with {MORE_WORKERS} workers, and not with {WORKERS}.",
     f"-n{ODD_SLOTS}": f"This shows with {ODD_SLOTS} tokens on a worker, where tiles are cut short, and not with {SLOTS}.",
 }
+OF_PROBLEM = ("readout/", "block/", "blocks/")  # how sentences about single problems begin
 NOT_RANDOM = (
     "the readout's numbers are right, but those of random inputs are not; perhaps an input is rounded to 16 bits, which the "
     "whole numbers of a readout do not show"
@@ -228,7 +229,11 @@ def unrefuted(
     against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
     if not against:
         return found
-    return dataclasses.replace(found, sentences=(*found.sentences, *does_not_hold(found, against)))
+    # Sentences about single problems come last.
+    of_all = [one for one in found.sentences if not one.startswith(OF_PROBLEM)]
+    of_some = found.sentences[len(of_all) :]
+    sentences = (*of_all, *does_not_hold(found, against), *of_some)
+    return dataclasses.replace(found, sentences=sentences)
 
 
 def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
@@ -261,16 +266,25 @@ def with_same_faults(found: Told, own: Sequence[Reading], left: Sequence[Reading
 
 
 def with_others(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:
-    """Count those of the problems whose results the told faults give."""
+    """Count those of the problems whose results the told faults give; drop the alternatives that do not give them all."""
     named = {*found.explained, *found.others}
-    also = [
-        problem.id
-        for problem, outputs in problems
-        if found.faults
-        and problem.id not in named
-        and explains(found, (problem.call, problem.proof), outputs)
-    ]
-    return dataclasses.replace(found, explained=(*found.explained, *also))
+    instead = list(zip(found.alternatives, found.instead, strict=True))
+    also = []
+    for problem, outputs in problems if found.faults else ():
+        calls = problem.call, problem.proof
+        if problem.id not in named and explains(found, calls, outputs):
+            also.append(problem.id)
+            instead = [
+                (words, faults)
+                for words, faults in instead
+                if explains(dataclasses.replace(found, faults=faults), calls, outputs)
+            ]
+    return dataclasses.replace(
+        found,
+        explained=(*found.explained, *also),
+        alternatives=tuple(words for words, _ in instead),
+        instead=tuple(faults for _, faults in instead),
+    )
 
 
 def all_refuted(reading: Reading, right: Sequence[Replayed]) -> bool:

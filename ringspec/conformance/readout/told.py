@@ -44,7 +44,7 @@ class Told:
     ``sentences``: the faults in words, then what is wrong in a problem that the faults do not explain. ``others``: the ids
     of problems that have other faults, to which a sentence of their own applies; of the problems that were not searched,
     it need not name all.
-    ``alternatives``: other explanations that fit as well, in words. ``hint``: where in a kernel to look for the first
+    ``alternatives``: other explanations that fit as well, in words; ``instead``: their faults, in the same order. ``hint``: where in a kernel to look for the first
     fault. ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes apart
     from the faults; '' if it is the correct gradient.
     """
@@ -53,6 +53,7 @@ class Told:
     base: str = ""
     sentences: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()
+    instead: tuple[tuple[Named, ...], ...] = ()
     explained: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     hint: str = ""
@@ -95,7 +96,7 @@ def combined(readings: Sequence[Reading]) -> Told:
     first = explained[0]
     faults: list[Named] = []
     sentences: list[str] = []
-    alternatives: list[str] = []
+    alternatives: list[tuple[Named, ...]] = []
     same = explained
     for phase in ("forward", "backward"):
         found = getattr(first, phase)
@@ -103,23 +104,34 @@ def combined(readings: Sequence[Reading]) -> Told:
             continue
         best, others = best_of(phase, found, explained)
         faults += best
-        sentences += [fault.told() for fault in best]
-        if found.base and all(is_rounding(fault.kind) for fault in best):
-            sentences.append(base_in_words(found.base, faults))
+        in_words = [fault.told() for fault in best]
+        if found.base:
+            base = base_in_words(found.base, faults)
+            rounded = all(is_rounding(fault.kind) for fault in best)
+            in_words = [*in_words, base] if rounded else [base, *in_words]
+        sentences += in_words
         alternatives += others
         same = [one for one in same if accounts(phase, best, one)]
-    more, others = of_other_problems(faults, [one for one in explained if one not in same])
+    more, of_others = of_other_problems(faults, [one for one in explained if one not in same])
     sentences += more + unexplained(left)
     return Told(
-        tuple(faults),
-        first.backward.base if first.backward else "",
-        tuple(sentences),
-        tuple(alternatives),
-        tuple(one.problem for one in same),
-        tuple(others),
-        next((fault.hint for fault in faults if fault.hint), ""),
-        first.problem,
+        faults=tuple(faults),
+        base=first.backward.base if first.backward else "",
+        sentences=tuple(sentences),
+        alternatives=tuple(" ".join(fault.told() for fault in one) for one in alternatives),
+        instead=tuple(in_place_of(one, faults) for one in alternatives),
+        explained=tuple(one.problem for one in same),
+        others=tuple(of_others),
+        hint=next((fault.hint for fault in faults if fault.hint), ""),
+        shown_by=first.problem,
     )
+
+
+def in_place_of(alternative: Sequence[Named], faults: Sequence[Named]) -> tuple[Named, ...]:
+    """Return ``faults`` with those of the pass of ``alternative`` replaced by it."""
+    phase = alternative[0].phase
+    rest = [fault for fault in faults if fault.phase != phase]
+    return (*alternative, *rest) if phase == "forward" else (*rest, *alternative)
 
 
 def of_other_problems(
@@ -175,8 +187,8 @@ def base_in_words(base: str, faults: Sequence[Named]) -> str:
 
 def best_of(
     phase: str, found: PassRead, explained: Sequence[Reading]
-) -> tuple[tuple[Named, ...], list[str]]:
-    """Return the best set of faults for one pass, and sentences that describe other sets that fit as well.
+) -> tuple[tuple[Named, ...], list[tuple[Named, ...]]]:
+    """Return the best set of faults for one pass, and other sets that fit as well.
 
     ``found`` is the reading of this pass for the first problem. Of its sets, the best one accounts for the most
     problems in ``explained``.
@@ -185,18 +197,18 @@ def best_of(
         return (), []
     counted = []
     for faults in worded(phase, found, explained):
-        count = sum(accounts(phase, faults, one) for one in explained)
-        counted.append((-count, sum(fault.cost for fault in faults), faults))
+        of = {one.problem for one in explained if accounts(phase, faults, one)}
+        counted.append((-len(of), sum(fault.cost for fault in faults), faults, of))
     counted.sort(key=lambda one: one[:2])
-    most, cheapest, best = counted[0]
-    others: dict[tuple[str, ...], str] = {}
-    for count, price, faults in counted[1:]:
+    _, cheapest, best, told_of = counted[0]
+    others: dict[tuple[str, ...], tuple[Named, ...]] = {}
+    for _, price, faults, of in counted[1:]:
         # Pairs that were read are described in one way: other kinds in the same pairs say nothing else.
         same_pairs = [x.place for x in faults] == [x.place for x in best] and lists_pairs(best)
         if same_pairs:
             continue
-        if count == most and price <= cheapest + ABOUT_AS_SIMPLE and kinds(faults) != kinds(best):
-            others.setdefault(kinds(faults), " ".join(fault.told() for fault in faults))
+        if of >= told_of and price <= cheapest + ABOUT_AS_SIMPLE and kinds(faults) != kinds(best):
+            others.setdefault(kinds(faults), faults)
     return best, list(others.values())[:MOST_ALTERNATIVES]
 
 

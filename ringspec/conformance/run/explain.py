@@ -33,7 +33,6 @@ from ringspec.conformance.readout.problems import (
 )
 from ringspec.conformance.readout.proof import (
     NOT_RANDOM,
-    of_tiles,
     read_as,
     read_proven,
     unrefuted,
@@ -41,7 +40,7 @@ from ringspec.conformance.readout.proof import (
 )
 from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.told import Told, lists_pairs
+from ringspec.conformance.readout.told import Told
 from ringspec.conformance.report.coverage import coverage_of, used_by
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
@@ -275,22 +274,16 @@ def runs_of(
 
 
 def agreed(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Read a problem by the faults of a later one, or by a rule about tiles of any, if these explain it, too.
+    """Read a problem by the faults of the others as well, if these explain it, too.
 
-    Some faults, and some pairs of tokens, do not show in every problem: a causal mask hides pairs. Of two rules about
-    tiles that hide the same pairs in one problem, another problem may show which one it is.
+    Some faults, and some pairs of tokens, do not show in every problem: a causal mask hides pairs. Of two faults, or rules
+    about tiles, that give the same numbers in one problem, another problem may show which one it is.
     """
     found = list(runs)
     for number, run in enumerate(runs):
         if run.reading is not None and run.reading.explained:
-            own, special = faults_in(run.reading), irregular(run.reading)
-            before, later = (
-                [x.reading for x in part if x.reading is not None]
-                for part in (runs[:number], runs[number + 1 :])
-            )
-            more = [x for x in later if faults_in(x) > own or (special and irregular(x))]
-            more += [x for x in before if special and irregular(x)]
-            for other in distinct_from(run.reading, more):
+            others = [x.reading for x in (*runs[number + 1 :], *found[:number]) if x.reading]
+            for other in distinct_from(run.reading, others):
                 reading = read_as(run.problem, run.outputs, [other])
                 if reading is not None:
                     both = with_sets_of(reading, found[number].reading or reading)
@@ -318,18 +311,6 @@ def with_sets_of(reading: Reading, other: Reading) -> Reading:
         for mine, his in ((reading.forward, other.forward), (reading.backward, other.backward))
     )
     return dataclasses.replace(reading, forward=forward, backward=backward)
-
-
-def irregular(reading: Reading) -> bool:
-    """Tell whether the simplest explanation of a problem lists pairs of tokens, or is a rule about tiles."""
-    return any(
-        lists_pairs(one.sets[0]) or of_tiles(one.sets[0]) for one in reading.passes if one.sets
-    )
-
-
-def faults_in(reading: Reading) -> int:
-    """Return the number of faults in the simplest explanation of a problem."""
-    return sum(len(one.sets[0]) for one in reading.passes if one.sets)
 
 
 def run_problem(
