@@ -63,6 +63,34 @@ def test_a_fault_that_shows_with_four_workers_alone_is_said_to_do_so():
     )
 
 
+@pytest.mark.parametrize(
+    ("layout", "causal", "direction", "id"),
+    [
+        ("zigzag", False, 1, "full-zigzag"),
+        ("striped", False, 1, "full-striped"),
+        ("striped", True, -1, "causal-striped-backwards"),
+    ],
+)
+def test_a_fault_that_shows_in_one_of_the_further_problems_alone_is_explained(
+    layout, causal, direction, id
+):
+    def there(call):
+        setting = call.layout, call.terms.get("causal", False), call.direction
+        return call.workers == 3 and setting == (layout, causal, direction)
+
+    layouts = ("contiguous", "zigzag", "striped")
+    target = Sometimes(
+        "dkv-not-home", there, layouts=layouts, circulations=("kv",), directions=(1, -1)
+    )
+    found = explain_target(target)
+    assert [one.problem.id for one in found.runs if not one.right] == [f"readout/{id}"]
+    assert found.told.explained == (f"readout/{id}",)
+    assert (
+        found.sentences[0]
+        == "In the backward pass, dk and dv are added to those of the next step's visitor."
+    )
+
+
 def test_a_backward_pass_that_reads_what_step_0_saved_is_explained_by_one_sentence():
     found = explain_target(Sometimes("stale-keys"))
     assert len(found.told.explained) == found.wrong > 2

@@ -144,6 +144,12 @@ def test_a_fault_that_moves_the_zeros_of_one_matrix_is_named_beside_one_of_sever
     assert told.sentences == tuple(f"In the backward pass, {one}." for one in words)
 
 
+@pytest.mark.parametrize("layouts", [("contiguous",), slow(("zigzag", "striped"))])
+def test_dk_and_dv_that_are_exchanged_at_each_hop_are_named(layouts):
+    told = told_of(TiledRing(layouts, only_causal=False, exchanged=True))
+    assert told.sentences == ("In the backward pass, dk and dv are exchanged at each hop.",)
+
+
 def test_gradients_that_are_read_as_a_stack_of_both_are_named():
     told = told_of(MutantTarget(MUTANTS["dkv-transfer-misread"], "float32"))
     assert told.sentences == (

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conformance.tiled_ring import TiledRing
+from conformance.tiled_ring import TiledRing, merged
 
 from ringspec.conformance.run.explain import explain_target
 
@@ -33,20 +33,14 @@ def named(*words, phase="backward", **faults):
 # Merges of a worker's blocks, each (o, lse, whether it is visible).
 
 
+def log2_of_l(m, l):
+    return m + np.log2(l)
+
+
 def logaddexp_in_base_2(x, y):
     """Return a merged lse from a natural logarithm where one in base 2 belongs."""
     x, y = x / np.log(2), y / np.log(2)
     return (np.maximum(x, y) + np.log(1 + np.exp2(-abs(x - y)))) * np.log(2)
-
-
-def merged(blocks, lse_of=np.logaddexp):
-    """Return o and lse of all visible blocks."""
-    (o, lse, _), *others = (block for block in blocks if block[2])
-    for o_of_block, lse_of_block, _ in others:
-        total = np.logaddexp(lse, lse_of_block)
-        o = np.exp(lse - total) * o + np.exp(lse_of_block - total) * o_of_block
-        lse = lse_of(lse, lse_of_block)
-    return o.astype(np.float32), lse.astype(np.float32)
 
 
 def merged_in_base_2(blocks):
@@ -129,8 +123,15 @@ def of_key_head(delta):
         {"layouts": ("contiguous", "zigzag", "striped"), "directions": (1, -1)},
         {"from_the_last": True},
         {"merged": merged},
+        {
+            "layouts": ("zigzag",),
+            "directions": (1, -1),
+            "only_causal": False,
+            "merged": merged,
+            "own_chunks": True,
+        },
     ],
-    ids=["directions", "from-the-last", "merged"],
+    ids=["directions", "from-the-last", "merged", "own-chunks"],
 )
 def test_the_ring_is_right_in_each_way_of_computing_it(ways):
     told = explain_target(TiledRing(**ways))
@@ -148,6 +149,13 @@ def test_the_ring_is_right_in_each_way_of_computing_it(ways):
 )  # fmt: skip
 def test_a_wrong_merge_of_blocks_is_named(merge, words):
     named(words, phase="forward", merged=merge)
+
+
+def test_a_wrong_lse_of_every_call_has_one_name_if_own_chunks_are_calls():
+    """A worker's own zigzag block is three calls here, and every other block is one."""
+    words = "the new block's lse is the maximum plus log2 l"
+    calls = {"own_chunks": True, "merged": merged, "lse_of": log2_of_l}
+    named(words, phase="forward", layouts=("contiguous", "zigzag", "striped"), **calls)
 
 
 @pytest.mark.parametrize(

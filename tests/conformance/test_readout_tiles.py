@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conformance.tiled_ring import TiledRing
+from conformance.tiled_ring import TiledRing, merged
 
 from ringspec.conformance.run.explain import explain_target
 
@@ -11,6 +11,10 @@ LAYOUTS = ("contiguous", "zigzag", "striped")
 
 def not_rescaled(old, new, scale):
     return np.where(np.isneginf(old), 0, 1).astype(np.float32)
+
+
+# A worker's own zigzag block is three calls, and every other block is one; calls are merged by their lse.
+CALLS = {"layouts": LAYOUTS, "own_chunks": True, "merged": merged}
 
 
 def unscaled(old, new, scale):
@@ -95,6 +99,15 @@ def test_a_fault_between_tiles_is_named(keys, faults, sentence):
     named(sentence, TiledRing(keys=keys, **faults))
 
 
+@pytest.mark.parametrize(
+    "layouts", [LAYOUTS, pytest.param(("zigzag",), marks=pytest.mark.slow)], ids=["all", "zigzag"]
+)
+def test_a_fault_between_tiles_has_one_name_if_own_chunks_are_calls(layouts):
+    words = "between tiles of 3 keys within a block, from the last to the first, the running o and l are not rescaled when the maximum rises"
+    faults = {"alpha": not_rescaled, "l_too": True, "from_the_last": True}
+    named(f"In the forward pass, {words}.", TiledRing(**{**CALLS, "layouts": layouts}, **faults))
+
+
 # Each wrong in the backward pass alone: rows and keys of a tile, the fault, and what is said of tiles.
 IN_TILES = {
     "count-queries": (3, 5, {"hides": by_first_query}, "3 queries and 5 keys that are masked in part count queries from the tile's first"),
@@ -142,10 +155,14 @@ def test_a_ds_that_is_not_0_in_the_hidden_pairs_of_computed_tiles_is_named(layou
     )
 
 
-@pytest.mark.parametrize("keys", [3, pytest.param(5, marks=pytest.mark.slow)])
-def test_zeros_that_fill_up_the_last_tile_and_count_as_keys_are_named(keys):
+@pytest.mark.parametrize(
+    ("keys", "ways"),
+    [(3, {}), pytest.param(5, {}, marks=pytest.mark.slow), (3, CALLS)],
+    ids=["3", "5", "own-chunks"],
+)
+def test_zeros_that_fill_up_the_last_tile_and_count_as_keys_are_named(keys, ways):
     words = f"the zeros that fill up the last tile of {keys} keys of a block are counted as keys with score 0 where no mask hides them"
-    named(f"In the forward pass, {words}.", TiledRing(keys=keys, filled=True))
+    named(f"In the forward pass, {words}.", TiledRing(keys=keys, filled=True, **ways))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""A causal KV ring in float32 that computes the visible part of each block in tiles, with faults as kernel authors make them.
+"""A KV ring in float32 that computes the visible part of each block in tiles, with faults as kernel authors make them.
 
 It is the program under test, and uses nothing of ringspec but the call that it gets and the result that it returns.
 """
+
+from itertools import chain
 
 import numpy as np
 
@@ -24,6 +26,10 @@ def is_skipped(row, last_row, key, last_key):
 def alpha(old, new, scale):
     """Return the factor of the running o when its maximum rises from ``old`` to ``new``."""
     return np.exp(old - new)
+
+
+def lse_of(m, l):
+    return m + np.log(l)
 
 
 def ds_of(p, dp, delta):
@@ -58,8 +64,20 @@ def over_group(x, group):
     return x.reshape(len(x) // group, group, *x.shape[1:]).sum(axis=1)
 
 
+def merged(blocks, lse_of=np.logaddexp):
+    """Return o and lse of a worker from those of its visible parts, a list of (o, lse, whether it is visible)."""
+    (o, lse, _), *others = (block for block in blocks if block[2])
+    for o_of_block, lse_of_block, _ in others:
+        total = np.logaddexp(lse, lse_of_block)
+        o = np.exp(lse - total) * o + np.exp(lse_of_block - total) * o_of_block
+        lse = lse_of(lse, lse_of_block)
+    return o.astype(np.float32), lse.astype(np.float32)
+
+
 class TiledRing:
     """A ring with tiles of ``rows`` queries and ``keys`` keys in all blocks.
+
+    ``only_causal`` False: it claims calls without a mask, too.
 
     The functions of this module can be replaced: ``hides`` and ``is_skipped`` in ``passes``, ``alpha``, and ``ds_of``.
     ``returned``: the order of the heads of o. ``filled``: keys of zeros fill up the last tile. ``whole``: of 'queries' or
@@ -68,13 +86,17 @@ class TiledRing:
     a block's dk and dv still hold the sums. ``skipped``: what a step without a visible pair does with the arriving dk and
     dv: 'kept', 'lost' or 'not sent'. ``last_change``: a function that changes the results, lists of arrays by name.
 
-    Of the forward pass: ``merged`` merges a worker's blocks, a list of (o, lse, whether it is visible). ``p_of_product`` and
+    Of the forward pass: ``merged`` merges a worker's parts of blocks as the function of this name does. ``p_of_product`` and
     ``kept_o`` round p and the running o. ``within``: ``alpha`` is of blocks with a mask (True) or without.
     ``from_the_last``: tiles of keys from the last to the first. ``clamped``: of 'queries' or 'keys', a short last tile begins
     earlier, in ``passes``. ``no_wrap``: no keys and values arrive over the link between the last and the first worker.
+    ``own_chunks``: a worker computes its own zigzag block as three parts: each half with itself, and the second half with
+    the first. ``l_too``: ``alpha`` is the factor of l, too. ``lse_of``: a function of the m and l of a part. ``one_later``:
+    a striped block of a later worker begins at key 1. ``values_of``: the worker whose values a step uses, in ``passes``.
     Of the backward pass: ``add`` adds up a block's ``added`` gradients. ``uncleared_in``: the same for ``uncleared``.
     ``dv_before_mask``, ``dp_of_k``: the product for dv without the mask, and dp with k. ``delta_of``: a function on delta.
     ``early``: dk and dv are added before those of the visitor arrive. ``last_hop``: 'lost' if the last step and hop are.
+    ``exchanged``: dk arrives as dv and dv as dk.
     """
 
     name = "ring in tiles"
@@ -87,11 +109,12 @@ class TiledRing:
         passes=("forward", "backward"),
         last_change=None,
         directions=(1,),
+        only_causal=True,
         **faults,
     ):
         self.rows, self.keys, self.passes, self.last_change = rows, keys, passes, last_change
         self.capabilities = Capabilities(
-            circulations=("kv",), directions=directions, workers=(WORKERS,), head_ratios=(2,), only_causal=True, batch=(1,), layouts=layouts
+            circulations=("kv",), directions=directions, workers=(WORKERS,), head_ratios=(2,), only_causal=only_causal, batch=(1,), layouts=layouts
         )  # fmt: skip
         self.faults = faults
 
@@ -102,17 +125,23 @@ class TiledRing:
     def fault(self, name, usual=None, phase=None):
         return self.faults.get(name, usual) if phase is None or phase in self.passes else usual
 
-    def part(self, layout, r, b, n):
-        """Return the queries, the keys and whether they are masked, of the visible part of a block; None without one."""
-        whole = slice(0, n)
-        if layout == "striped" and b > r:
-            return slice(1, n), slice(0, n - 1), True
-        if layout == "zigzag" and b != r:
-            half = n // 2
-            return (whole, slice(0, half), False) if b < r else (slice(half, n), whole, False)
+    def parts(self, call, r, b):
+        """Return the queries, the keys and whether they are masked, of each visible part of a block."""
+        n = call.worker("q", 0).shape[2]
+        whole, first, second = slice(0, n), slice(0, n // 2), slice(n // 2, n)
+        if not call.terms.get("causal"):
+            return [(whole, whole, False)]
+        if call.layout == "striped" and b > r:
+            return [
+                (slice(1, n), slice(1, n) if self.fault("one_later") else slice(0, n - 1), True)
+            ]
+        if call.layout == "zigzag" and b != r:
+            return [(whole, first, False) if b < r else (second, whole, False)]
         if b > r:
-            return None
-        return whole, whole, b == r or layout == "striped"
+            return []
+        if call.layout == "zigzag" and self.fault("own_chunks"):
+            return [(first, first, True), (second, first, False), (second, second, True)]
+        return [(whole, whole, b == r or call.layout == "striped")]
 
     def tiles(self, rows, keys, masked, phase):
         """Yield the queries and the keys of each tile of a range of so many rows and keys."""
@@ -151,10 +180,11 @@ class TiledRing:
             s = self.scores(q, k, tile, masked, "forward")
             new = np.maximum(m[:, rows], s.max(axis=2, keepdims=True))
             finite = np.where(np.isneginf(new), 0, new)  # a row without a visible key so far
-            p, c = np.exp(s - finite), np.exp(m[:, rows] - finite)
-            l[:, rows] = c * l[:, rows] + p.sum(axis=2, keepdims=True)
+            p = np.exp(s - finite)
             wrong = self.fault("within", masked) == masked
             factor = self.fault("alpha", alpha) if wrong else alpha
+            l[:, rows] *= (factor if self.fault("l_too") else alpha)(m[:, rows], finite, scale)
+            l[:, rows] += p.sum(axis=2, keepdims=True)
             acc[:, rows] *= factor(m[:, rows], finite, scale)
             p = self.fault("p_of_product", same)(p[:, :, : keys.stop - keys.start])
             acc[:, rows] = self.fault("kept_o", same)(acc[:, rows] + p @ v[:, keys])
@@ -194,10 +224,10 @@ class TiledRing:
 
     def ring(self, call):
         scale, group, (q, k, v, dy) = inputs_of(call)
-        o, lse, lse_of_block = self.forward_ring(call, q, k, v)
+        o, lse, lse_of_part = self.forward_ring(call, q, k, v)
         delta = [(x * y).sum(axis=2, keepdims=True) for x, y in zip(o, dy, strict=True)]
         delta = [self.fault("delta_of", same)(x) for x in delta]
-        dq, of_k = self.backward_ring(call, (q, k, v, dy), lse, lse_of_block, delta)
+        dq, of_k = self.backward_ring(call, (q, k, v, dy), lse, lse_of_part, delta)
         results = {"o": o, "lse": lse, "dq": [scale * x for x in dq]}
         for name, at in (("dk", 0), ("dv", 1)):
             results[name] = [over_group(x[at], group) for x in of_k]
@@ -208,10 +238,14 @@ class TiledRing:
             self.last_change(results)
         return Result(**{name: [x[None] for x in shards] for name, shards in results.items()})
 
-    def arriving(self, call, shards, r, b):
+    def arriving(self, call, shards, r, b, phase):
         """Return the keys and the values of worker b at worker r."""
         lost = self.fault("no_wrap") and (b - r) * call.direction > 0
-        return [x[b] * (0 if lost else 1) for x in shards]
+        values_of = self.fault("values_of", lambda call, r, b: b, phase)
+        return [
+            x[a] * (0 if lost else 1)
+            for x, a in zip(shards, (b, values_of(call, r, b)), strict=True)
+        ]
 
     def forward_ring(self, call, q, k, v):
         """Return o and lse of each worker, and lse of each block."""
@@ -221,38 +255,39 @@ class TiledRing:
             m = np.full((len(q[r]), n, 1), -np.inf, np.float32)
             return m, np.zeros_like(m), np.zeros((*m.shape[:2], v[r].shape[2]), np.float32)
 
-        o, lse, lse_of_block = [], [], {}
+        o, lse, lse_of_part = [], [], {}
         merged = self.fault("merged")
         for r in range(W):
             running, blocks = empty(r), []
             for b in [(r - call.direction * step) % W for step in range(W)]:
-                part = self.part(call.layout, r, b, n)
-                if part is None and merged is None:
-                    continue
-                rows, keys, masked = part or (slice(0, n), slice(0, n), False)
-                of_k, of_v = self.arriving(call, (k, v), r, b)
-                own = empty(r)
-                for state in (own,) if part is None else (running, own):
-                    self.forward(
-                        [x[:, rows] for x in state],
-                        q[r][:, rows],
-                        of_k[:, keys],
-                        of_v[:, keys],
-                        masked,
-                        scale,
-                    )
-                lse_of_block[r, b] = own[0] + np.log(own[1])
-                blocks.append((own[2] / own[1], lse_of_block[r, b], part is not None))
+                visible = self.parts(call, r, b)
+                hidden = [(slice(0, n), slice(0, n), False)] if merged and not visible else []
+                of_k, of_v = self.arriving(call, (k, v), r, b, "forward")
+                for part, (rows, keys, masked) in enumerate(visible or hidden):
+                    own = empty(r)
+                    for state in (running, own) if visible else (own,):
+                        self.forward(
+                            [x[:, rows] for x in state],
+                            q[r][:, rows],
+                            of_k[:, keys],
+                            of_v[:, keys],
+                            masked,
+                            scale,
+                        )
+                    m, l, acc = own
+                    lse_of_part[r, b, part] = self.fault("lse_of", lse_of)(m, l)
+                    o_of_part = np.divide(acc, l, out=np.zeros_like(acc), where=l > 0)
+                    blocks.append((o_of_part, lse_of_part[r, b, part], bool(visible)))
             m, l, acc = running
             of_worker = (acc / l, m + np.log(l)) if merged is None else merged(blocks)
             o.append(of_worker[0])
             lse.append(of_worker[1])
-        return o, lse, lse_of_block
+        return o, lse, lse_of_part
 
-    def backward_ring(self, call, inputs, lse, lse_of_block, delta):
+    def backward_ring(self, call, inputs, lse, lse_of_part, delta):
         """Return dq of each worker without the scale, and dk and dv of each worker for each query head."""
         q, k, v, dy = inputs
-        W, n = call.workers, q[0].shape[1]
+        W = call.workers
         dq = [np.zeros_like(x) for x in q]
         # A worker adds its dk and dv to those that have arrived with the keys, and sends them on.
         held, arrived = (
@@ -263,25 +298,24 @@ class TiledRing:
         adding = {name: self.fault("add") if name in added else add for name in ("dq", "dk", "dv")}
 
         def block(r, step):
-            """Return the range of keys, and dq, dk and dv, of a block; None if it is skipped."""
-            b = (r - call.direction * step) % W
-            part = self.part(call.layout, r, b, n) if step < W else None
-            if part is None:
-                return None
-            rows, keys, masked = part
-            of_row = lse_of_block[r, b] if self.fault("own_lse") else lse[r]
-            of_k, of_v = self.arriving(call, (k, v), r, b)
-            of_dq, of_dk, of_dv = self.backward(
-                q[r][:, rows],
-                of_k[:, keys],
-                of_v[:, keys],
-                dy[r][:, rows],
-                of_row[:, rows],
-                delta[r][:, rows],
-                masked,
-            )
-            adding["dq"](dq[r][:, rows], of_dq, step == 0)
-            return keys, of_dk, of_dv
+            """Return the range of keys, dk and dv of each part of a block; none if it is skipped."""
+            b, found = (r - call.direction * step) % W, []
+            parts = self.parts(call, r, b) if step < W else ()
+            for part, (rows, keys, masked) in enumerate(parts):
+                of_row = lse_of_part[r, b, part] if self.fault("own_lse") else lse[r]
+                of_k, of_v = self.arriving(call, (k, v), r, b, "backward")
+                of_dq, of_dk, of_dv = self.backward(
+                    q[r][:, rows],
+                    of_k[:, keys],
+                    of_v[:, keys],
+                    dy[r][:, rows],
+                    of_row[:, rows],
+                    delta[r][:, rows],
+                    masked,
+                )
+                adding["dq"](dq[r][:, rows], of_dq, step == 0)
+                found.append((keys, of_dk, of_dv))
+            return found
 
         if early := self.fault("early", False):
             for r in range(W):
@@ -290,7 +324,7 @@ class TiledRing:
             sent = [True] * W
             for r in range(W):
                 found = block(r, step + early)
-                if found is None:
+                if not found:
                     if skipped == "lost":
                         held[r] = (np.zeros_like(k[r]), np.zeros_like(v[r]))
                     elif skipped != "kept":
@@ -299,11 +333,12 @@ class TiledRing:
                     continue
                 earlier[r].append(found)
                 held[r] = tuple(x.copy() for x in arrived[r])
-                for there, *of_block in earlier[r][-1 - self.fault("uncleared_steps", 0) :]:
+                for there, *of_block in chain(*earlier[r][-1 - self.fault("uncleared_steps", 0) :]):
                     for name, total, share in zip(("dk", "dv"), held[r], of_block, strict=True):
                         adding[name](total[:, there], share, step == 0)
             before = [(r - call.direction) % W for r in range(W)]
             arrived = [held[b] if sent[b] else arrived[r] for r, b in enumerate(before)]
+            arrived = [x[::-1] for x in arrived] if self.fault("exchanged") else arrived
         if self.fault("last_hop") == "lost":
             arrived = held
             for r in range(W):

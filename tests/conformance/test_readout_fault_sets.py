@@ -1,0 +1,95 @@
+"""A set of faults is not told if one of them makes what another one says untrue."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ringspec.conformance.readout.choices import KERNELS, OF_ALL, right_choices
+from ringspec.conformance.readout.fault_sets import composed, explain, undoes
+from ringspec.conformance.readout.geometry import Geometry, positions
+from ringspec.conformance.readout.kinds import Fault, Kind
+from ringspec.conformance.readout.places import Place
+
+GEOMETRY = Geometry(3, "kv", 1, "contiguous", positions("contiguous", 3, 4), True, None, 4, 2, 0.3)
+RIGHT = right_choices(GEOMETRY)
+STEPS = GEOMETRY.steps("forward")[:, :, None, None, None]
+
+
+def fault(slot, value, steps=(0, 1, 2), only=""):
+    return Fault(
+        "forward",
+        Kind(f"{slot} is {value}", ((slot, value),), only=only),
+        Place(f"in steps {steps}", np.isin(STEPS, steps), 0.5),
+    )
+
+
+OWNER = RIGHT["v.worker"]
+NEXT = np.broadcast_to((OWNER - 1) % 3, (3, 3, 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "undone"),
+    [
+        (fault("times", 2.0), fault("times", 1.0, (1,)), True),
+        (fault("times", 2.0, (0, 1)), fault("times", 1.0, (2,)), False),
+        (fault("times", 2.0), fault("times", 0.5, (1,)), False),
+        (fault("times", 2.0), fault("count", 1.0, (1,)), False),
+        (fault("v.worker", NEXT), fault("v.worker", np.broadcast_to(OWNER, NEXT.shape), (2,)), True),
+        (fault("times", 2.0, only=KERNELS[0]), fault("times", 1.0, (1,), KERNELS[0]), True),
+        (fault("times", 2.0, only=KERNELS[0]), fault("times", 1.0, (1,), KERNELS[1]), False),
+        (fault("started", True), fault("started", False), False),
+    ],
+    ids=["in-one-step", "elsewhere", "still-wrong", "another-choice", "table", "one-kernel", "other-kernel", "of-the-ring"],
+)  # fmt: skip
+def test_a_fault_undoes_another_if_it_makes_a_choice_right_again_somewhere(first, second, undone):
+    assert undoes(second, first.applied(RIGHT), RIGHT) == undone
+
+
+def test_choices_of_the_whole_ring_are_ignored_beside_others():
+    both = Kind("both", (("started", False), ("times", 1.0)))
+    second = Fault("forward", both, Place("", np.ones((1,) * 5, bool), 0.0))
+    assert "started" in OF_ALL
+    assert not undoes(second, fault("started", True).applied(RIGHT), RIGHT)
+    assert undoes(second, fault("times", 2.0).applied(RIGHT), RIGHT)
+
+
+@dataclasses.dataclass
+class Matched:
+    """A prediction that explains everything (``whole``), or so many numbers."""
+
+    whole: bool
+    count: int
+    ours: dict
+
+    def gain(self, plain):
+        return self.count - plain.count
+
+
+class Counted:
+    """A model whose evaluations are not counted."""
+
+    evaluations = most = 0.0
+
+    def may_go_on(self):
+        return True
+
+
+@pytest.mark.parametrize("second", [fault("times", 1.0, (1,)), fault("times", 0.5, (1,))])
+def test_a_set_in_which_one_fault_undoes_another_is_not_found(second):
+    """What is read is what both faults give together; the second alone explains nothing."""
+    first = fault("times", 2.0)
+    read = composed(RIGHT, (first, second))["times"]
+
+    def predict(choices):
+        times = np.broadcast_to(choices["times"], read.shape)
+        same = times == read
+        return Matched(bool(same.all()), int(same.sum()), {"times": times})
+
+    def proposed(choices, match, last):
+        for one in (first, second):
+            yield one, predict(one.applied(choices))
+
+    found = explain(Counted(), lambda choices: None, predict, RIGHT, proposed, 100.0, most_faults=2)
+    undone = bool((read == 1).any())
+    assert found.faults == (() if undone else (first, second))
