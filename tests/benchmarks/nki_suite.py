@@ -15,6 +15,7 @@ import argparse
 import datetime
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -62,6 +63,15 @@ UPSTREAM = {
 """Failures of the library or its tests: a pattern of the test's name, a new line and the message; and the reason."""
 
 # The hooks of the child processes, which load this file as a plugin.
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Seed `random`, from which the suite draws the parameters of many tests, for each file.
+
+    Without a seed the names and the number of the tests change with each run, so a run could not continue.
+    """
+    if isinstance(collector, pytest.Module):
+        random.seed(0)
 
 
 @pytest.hookimpl(trylast=True)
@@ -142,6 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
             ]
         ),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",  # some parameters are drawn from sets
     }
     files = [
         str(file.relative_to(checkout))

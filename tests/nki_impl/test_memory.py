@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from typing import Any
 
@@ -21,6 +22,7 @@ from nki_impl.sim.errors import (
     UninitializedError,
 )
 from nki_impl.sim.machine.core import Core, acting_as, current
+from nki_impl.sim.memory.liveness import Life, fits_quadrants
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 from nki_impl.sim.tensor.access import is_written, to_numpy
 from nki_impl.sim.tensor.dtypes import ALL, round_once
@@ -346,7 +348,7 @@ def rounds(count: int, keep: bool, partitions: int = 128) -> Any:
         tiles = []
         for _ in range(count):
             tile = nl.ndarray((partitions, 30720), nl.float32)
-            nisa.dma_copy(dst=tile[0:2, 0:4], src=x)
+            nisa.memset(dst=tile[0:2, 0:4], value=1.0)
             tiles.append(tile)
         nisa.dma_copy(dst=out, src=tiles[0 if keep else -1][0:2, 0:4])
         return out
@@ -370,7 +372,7 @@ def test_tiles_of_few_partitions_share_the_bytes_of_others(partitions: int, fit:
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         tiles = [nl.ndarray((partitions, 30720), nl.float32) for _ in range(count)]
         for one in tiles:
-            nisa.dma_copy(dst=one[0:2, 0:4], src=x)
+            nisa.memset(dst=one[0:2, 0:4], value=1.0)
         for one in tiles:
             nisa.dma_copy(dst=out, src=one[0:2, 0:4])
         return out
@@ -378,6 +380,63 @@ def test_tiles_of_few_partitions_share_the_bytes_of_others(partitions: int, fit:
     assert np.array_equal(nki.simulate(kernel)(x, fit), x)
     with pytest.raises(CapacityError, match="212984"):
         nki.simulate(kernel)(x, fit + 1)
+
+
+def test_a_tile_of_65_to_96_partitions_leaves_the_last_32_to_others() -> None:
+    def kernel(x: Any, large: int, small: int) -> Any:
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tiles = [nl.ndarray((rows, 30720), nl.float32) for rows in (small, large)]
+        for one in tiles:
+            nisa.memset(dst=one[0:2, 0:4], value=1.0)
+        for one in tiles:
+            nisa.dma_copy(dst=out, src=one[0:2, 0:4])
+        return out
+
+    x = np.ones((2, 4), np.float32)
+    assert np.array_equal(nki.simulate(kernel)(x, 96, 32), x)
+    for partitions in (97, 32), (96, 33):
+        with pytest.raises(CapacityError, match="212984"):
+            nki.simulate(kernel)(x, *partitions)
+
+
+def test_small_tiles_are_placed_together_if_a_larger_one_needs_the_rest() -> None:
+    small, again = Life(1, 1, 10, False, 1), Life(1, 9, 10, False, 4)
+    assert fits_quadrants([small, again, Life(2, 9, 15, False, 65)], 0, 20)
+    assert not fits_quadrants([small, again, Life(2, 9, 15, False, 97)], 0, 20)
+
+
+def loads_before_uses(source: str, in_order: bool = False) -> Any:
+    """Load two tiles of 120 KiB from an input or from another tensor, and then use one after the other."""
+
+    def kernel(x: Any) -> Any:
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        src = x
+        if source == "scratch":
+            src = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
+            nisa.dma_copy(dst=src, src=x)
+        tiles = [nl.ndarray((128, 30720), nl.float32) for _ in range(2)]
+        with nl.no_reorder() if in_order else contextlib.nullcontext():
+            for one in tiles:
+                nisa.dma_copy(dst=one[0:2, 0:4], src=src)
+        for one in tiles if source != "twice" else [*tiles, tiles[0]]:
+            nisa.dma_copy(dst=out, src=one[0:2, 0:4])
+        return out
+
+    return kernel
+
+
+def test_the_load_of_an_input_can_wait_for_the_first_use_of_its_tile() -> None:
+    x = np.ones((2, 4), np.float32)
+    assert np.array_equal(nki.simulate(loads_before_uses("input"))(x), x)
+
+
+@pytest.mark.parametrize(
+    ("source", "in_order"), [("twice", False), ("scratch", False), ("input", True)]
+)
+def test_a_load_that_cannot_wait_occupies_sbuf(source: str, in_order: bool) -> None:
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(CapacityError, match="212984"):
+        nki.simulate(loads_before_uses(source, in_order))(x)
 
 
 def test_a_tile_occupies_its_bank_of_psum_from_its_first_to_its_last_use() -> None:

@@ -265,10 +265,11 @@ class CoreMemory:
 
     def release(self, storage: Storage) -> None:
         """Free the space of ``storage``."""
-        if storage.placed is None and storage.first >= 0:
+        if storage.placed is None and storage.last >= 0:
             psum = storage.buffer is PSUM
+            first = storage.first if storage.first >= 0 else storage.last
             self.lifetimes.ended.append(
-                (storage.first, storage.last, storage.partition_bytes, psum, storage.shape[0])
+                (first, storage.last, storage.partition_bytes, psum, storage.shape[0])
             )
         if storage.buffer is not SBUF:
             for bank, count in storage.banks.items():

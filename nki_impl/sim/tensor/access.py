@@ -72,6 +72,13 @@ def touch(storage: Storage) -> None:
     storage.last = Clock.now
 
 
+def note_load(tensor: NkiTensor, src: NkiTensor) -> None:
+    """Record that this instruction wrote ``tensor``, maybe as its first use, with ``src``, and could do so later."""
+    storage = tensor._storage
+    if storage.first == Clock.now and src._storage.is_input and not current().no_reorder:
+        storage.first = -1
+
+
 def _check_start(tensor: NkiTensor, operand: str) -> None:
     used = tensor._array.shape[0]
     storage = tensor._storage
@@ -214,7 +221,7 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
     """Notify the race detector, and raise :class:`UninitializedError` if an element has never been written."""
     storage = tensor._storage
     if storage.on_chip:
-        storage.last = Clock.now
+        touch(storage)
     else:
         core = current()
         if core.on_access is not None:
