@@ -272,6 +272,7 @@ def _make_cores(machine: Machine, target: str, grid: int, only_warn: bool) -> li
             worker.races = detector
             if detector is not None:
                 core.on_access = detector.on_access
+                core.on_operands = detector.dependence.enter
             cores.append(core)
             if not machine.alone and (machine.interleaved or detector is not None):
                 core.on_instruction = functools.partial(_step, machine, worker)

@@ -130,6 +130,9 @@ def _exchange(meeting: Meeting) -> None:
                 "pass 1 - nl.program_id(0) for both",
                 operation="sendrecv",
             )
+    detector = meeting.members[0].races
+    if detector is not None:
+        detector.dependence.meet()
     sent = [(src.array.copy(), unwritten(src)) for src, _, _, _ in parts]
     for _, dst, _, source in parts:
         src = parts[source][0]

@@ -22,11 +22,12 @@ class VirtualRegister(NKIObject):
     Results of collectives and the registers of loops are read-only.
     """
 
-    __slots__ = ("_state", "frozen")
+    __slots__ = ("_state", "frozen", "trails")
 
     def __init__(self, state: Any = None, frozen: bool = False) -> None:
         self._state = None if state is None else checked_int(state, "x")
         self.frozen = frozen
+        self.trails: Any = None  # of machine.dependence, which imports this module
 
     def read(self, operand: str) -> int:
         """Return the value for use by an instruction; raise :class:`UninitializedError` if no value was loaded.
