@@ -8,6 +8,9 @@ whatever the other core computes from the received tile follows the read of T.
 Each instruction that accesses shared HBM has a bit; a set of accesses is an int. A whole storage counts as one place, so
 an instruction may seem to follow more than it does, and never less.
 
+Most kernels need none of this, and it takes time. So a kernel runs without it first, and again with it if a race follows
+a ``sendrecv`` (:func:`nki_impl.sim.machine.launch.run_ranks`).
+
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.no_reorder.html
 """
 

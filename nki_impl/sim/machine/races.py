@@ -64,18 +64,31 @@ from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
 
 
+class UnclearRace(RaceError):
+    """A race that may be none if dependences are followed: :func:`~nki_impl.sim.machine.launch.run_ranks` runs again."""
+
+
 class Detector:
     """The race detector of one rank: it checks every access of its two cores to shared HBM.
 
-    ``only_warn``: whether a race is a :class:`RaceWarning` instead of a :class:`RaceError`.
+    ``only_warn``: whether a race is a :class:`RaceWarning` instead of a :class:`RaceError`. ``follow``: whether to follow
+    dependences, which only ``sendrecv`` needs, and which takes time: without it, a race after a sendrecv is an
+    :class:`UnclearRace`.
     """
 
-    def __init__(self, only_warn: bool = False) -> None:
-        self.dependence = Dependence()
+    def __init__(self, only_warn: bool = False, follow: bool = True) -> None:
+        self.dependence = Dependence() if follow else None
+        self._exchanged = False
         self._rewrite: Rewrite | None = None
         self._accessed: weakref.WeakSet[Storage] = weakref.WeakSet()
         self._only_warn = only_warn
         self._warned: set[tuple[str, str, str]] = set()
+
+    def at_exchange(self) -> None:
+        """Pass on what both cores follow, which meet in ``sendrecv``."""
+        self._exchanged = True
+        if self.dependence is not None:
+            self.dependence.meet()
 
     def at_barrier(self, storage: Storage) -> None:
         """Begin a new phase of ``storage``, and forget reads of other tensors that its new values depend on."""
@@ -134,7 +147,7 @@ class Detector:
         mine, other = core.core, 1 - core.core
         marks = over(tensor, ledger.marks, ledger.unit)
         start = tensor.byte_offset // ledger.unit
-        follows = self.dependence.access(mine, core.index)
+        follows = 0 if self.dependence is None else self.dependence.access(mine, core.index)
         line, shape = kernel_line(), marks.shape
         access = Access(
             mine, core.index, kind, core.operation, line, start, shape, marks.strides, follows
@@ -196,7 +209,8 @@ class Detector:
         if not apart:
             return
         earlier = apart[0]
-        error = RaceError(
+        unclear = self._exchanged and self.dependence is None
+        error = (UnclearRace if unclear else RaceError)(
             name or "an unnamed tensor",
             "a core_barrier or a collective on this tensor between the accesses of the two cores to it",
             f"{access}, {earlier}, and nothing orders the two; {int(np.count_nonzero(places))} elements",
@@ -214,6 +228,8 @@ class Detector:
             warnings.warn_explicit(str(error), RaceWarning, file or "?", int(number or 0), "kernel")
 
     def _is_ordered(self, earlier: Access, access: Access) -> bool:
+        if self.dependence is None:
+            return False
         return bool(self.dependence.bit(earlier.core, earlier.index) & access.follows)
 
 

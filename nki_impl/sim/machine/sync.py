@@ -161,7 +161,7 @@ def _exchange(meeting: Meeting) -> None:
             )
     detector = meeting.members[0].races
     if detector is not None:
-        detector.dependence.meet()
+        detector.at_exchange()
     sent = [(src.array.copy(), unwritten(src)) for src, _, _, _ in parts]
     for _, dst, _, source in parts:
         src = parts[source][0]
