@@ -98,7 +98,7 @@ def selected_rows(
     dynamic = tensor.dynamic
     assert dynamic is not None and isinstance(dynamic.source, NkiTensor)
     index = dynamic.source
-    if index.dtype.is_float or index.size < tensor.shape[0]:
+    if not index.dtype.is_integer or index.size < tensor.shape[0]:
         raise DtypeError(
             "vector_offset",
             f"an integer tile of {tensor.shape[0]} indices",
