@@ -36,7 +36,9 @@ class TooSlow(BaseException):
 
 
 KINDS = ("passed", "failed", "race", "upstream", "slow", "memory", "skipped", "not run")
-OUT_OF_MEMORY = r"MemoryError|Unable to allocate [\d.]+ \wiB|can't (allocate memory|start new thread)"
+OUT_OF_MEMORY = (
+    r"MemoryError|Unable to allocate [\d.]+ \wiB|can't (allocate memory|start new thread)"
+)
 UPSTREAM = {
     r"RuntimeError: The size of tensor a \(\d+\) must match the size of tensor b \(3\) at non-singleton dimension 2": (
         "the PyTorch reference of attention_block_tkg multiplies [B, S, (q + 2 k) d] by scales of length 3 "
