@@ -33,7 +33,13 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
 ]
-exclude_patterns = ["_build", "_extra", "nki/official_suite_table.md", "reference/generated"]
+exclude_patterns = [
+    "_build",
+    "_extra",
+    "nki/official_suite_table.md",
+    "nki/official_suite_rerun_table.md",
+    "reference/generated",
+]
 # Texts for issues; docs/verdicts.py copies them beside the matrix.
 exclude_patterns += ["conform/reproducers"]
 

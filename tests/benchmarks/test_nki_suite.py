@@ -19,6 +19,7 @@ def pytest_addoption(parser):
     parser.addini("artifacts_dir", "a directory")
 """
 TESTS = """
+import random
 import time
 import nki
 import pytest
@@ -44,6 +45,13 @@ def test_upstream_replaced_by_the_assertion_of_a_negative_test():
     except RuntimeError as error:
         assert "validation" in str(error)
 
+def test_runs_out_of_memory():
+    raise MemoryError
+
+@pytest.mark.parametrize("n", random.sample(range(10**9), 1))
+def test_drawn(n):
+    pass
+
 def test_sleeps():
     time.sleep(60)
 
@@ -67,13 +75,13 @@ def test_the_table_lists_each_kind_of_result_and_a_second_run_runs_nothing_again
     results = tmp_path / "results.jsonl"
     for _ in range(2):
         program("run", tmp_path, "--out", results, "--seconds", 1)
-        assert len(results.read_text().splitlines()) == 8
+        assert len(results.read_text().splitlines()) == 2 * 10
     table = program("table", results)
     assert (
-        "| `core/test_tile` | 1 | 2 | 1 | 2 | 1 | 1 | 2 x `ValueError: tile N: at most N` |"
+        "| `core/test_tile` | 2 | 2 | 1 | 2 | 1 | 1 | 1 | 0 | 2 x `ValueError: tile N: at most N` |"
         in table
     )
-    assert "1 of 3 tests that ran to their end passed; races are counted apart." in table
+    assert "2 of 4 tests that ran to their end passed; races are counted apart." in table
 
 
 def test_the_table_says_how_the_tests_with_a_race_end_when_races_are_warnings(tmp_path: Path):
@@ -97,5 +105,7 @@ def test_a_sample_is_spread_over_the_file(tmp_path: Path):
     )
     results = tmp_path / "results.jsonl"
     program("run", tmp_path, "--out", results, "--sample", 3)
-    names = [json.loads(line)["test"] for line in results.read_text().splitlines()]
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    names = [line["test"] for line in lines if line["outcome"] == "passed"]
+    assert program("table", results).count("| 3 | 0 | 0 | 0 | 0 | 0 | 0 | 9 |") == 2
     assert [name.split("[")[1] for name in names] == ["0]", "4]", "8]"]

@@ -9,6 +9,7 @@ import pytest
 
 from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
+from nki_impl.sim import nki
 from nki_impl.sim.errors import DtypeError, DynamicValueError, LaunchError, UninitializedError
 from nki_impl.sim.machine.core import Core, acting_as
 
@@ -76,12 +77,12 @@ def test_registers_belong_to_a_launch() -> None:
 # Scalars --------------------------------------------------------------------------------------------
 
 
-def scalar(value: int) -> Any:
-    return nisa.scalar_load(tile(np.array([[value]]), nl.int32))
+def scalar(value: int, dtype: Any = nl.int32) -> Any:
+    return nisa.scalar_load(tile(np.array([[value]]), dtype))
 
 
 def stored(value: Any, buffer: Any = nl.sbuf) -> int:
-    out = nl.ndarray((1, 1), nl.int32, buffer)
+    out = nl.ndarray((1, 1), value.dtype, buffer)
     nisa.scalar_store(out, value)
     return int(values(out).item())
 
@@ -101,6 +102,62 @@ def test_scalars_wrap_to_32_bits(core: Core) -> None:
     assert stored(scalar(100000) * 100000) == 1410065408
     assert stored(scalar(2**31 - 1) + 1) == -(2**31)
     assert stored(-scalar(-(2**31))) == -(2**31)
+
+
+def test_scalars_of_64_bits_keep_their_bits_and_wrap(core: Core) -> None:
+    large = scalar(2**53 + 1, nl.int64)
+    results = [
+        large,
+        large * 3,
+        2**62 - large,
+        large - large - 1,
+        -large,
+        scalar(100000, nl.int64) * 100000,
+    ]
+    expected = [2**53 + 1, 3 * (2**53 + 1), 2**62 - 2**53 - 1, -1, -(2**53) - 1, 10**10]
+    assert [stored(one) for one in results] == expected
+    assert stored(scalar(2**63 - 1, nl.int64) + 1, nl.hbm) == -(2**63)
+    assert large.dtype == nl.int64
+
+
+def test_a_64_bit_scalar_selects_elements_in_hbm(core: Core) -> None:
+    table, out = tile(np.arange(12.0).reshape(4, 3), buffer=nl.hbm), empty((1, 3))
+    nisa.dma_copy(out, table.ap([[3, 1], [1, 3]], scalar_offset=scalar(2, nl.int64) + 1))
+    assert values(out).tolist() == [[9, 10, 11]]
+
+
+def test_an_int64_array_goes_through_a_kernel_by_dma() -> None:
+    def kernel(x: Any) -> Any:
+        there, out = nl.ndarray((1, 2), nl.int64), nl.ndarray((1, 2), nl.int64, nl.shared_hbm)
+        nisa.dma_copy(dst=there, src=x)
+        nisa.scalar_store(there[:, 1:2], nisa.scalar_load(there[:, 0:1]) + 1)
+        nisa.dma_copy(dst=out, src=there)
+        return out
+
+    assert nki.simulate(kernel)(np.array([[2**60, 5]])).tolist() == [[2**60, 2**60 + 1]]
+
+
+def test_each_rule_of_64_bits_raises(core: Core) -> None:
+    one, short, whole = scalar(1, nl.int64), scalar(1), tile(np.ones((1, 1)), nl.int64)
+    on_chip = tile(np.ones((2, 4)))
+    for use in (
+        lambda: one + short,
+        lambda: short * one,
+        lambda: one + 2**63,
+        lambda: nisa.scalar_store(empty((1, 1), nl.int32), one),
+        lambda: nisa.scalar_store(empty((1, 1), nl.int64), short),
+        lambda: on_chip.ap([[4, 1], [1, 4]], scalar_offset=one),
+        lambda: list(nl.dynamic_range(0, one)),
+        lambda: nisa.tensor_copy(empty((1, 1), nl.int64), whole),
+        lambda: nisa.tensor_scalar(empty((1, 1)), whole, nl.add, 1.0),
+        lambda: nisa.dma_copy(empty((1, 1), nl.int32), whole),
+        lambda: nisa.dma_copy(empty((1, 1), nl.int64), tile(np.ones((1, 1)), nl.int32)),
+        lambda: nisa.register_load(nisa.register_alloc(), whole),
+    ):
+        with pytest.raises(DtypeError):
+            use()
+    with pytest.raises(DynamicValueError):
+        bool(one < 2)
 
 
 def test_a_scalar_is_read_when_it_is_loaded_and_selects_elements_and_bounds_loops(
@@ -125,14 +182,14 @@ def test_each_rule_of_scalars_raises(core: Core) -> None:
         with pytest.raises((DtypeError, DynamicValueError)):
             one + wrong
     for source in (tile(np.ones((1, 1)), nl.uint32), tile(np.ones((1, 2)), nl.int32), 3):
-        with pytest.raises(DtypeError, match="int32 tensor"):
+        with pytest.raises(DtypeError, match="int32 or int64 tensor"):
             nisa.scalar_load(source)
     with pytest.raises(UninitializedError):
         nisa.scalar_load(empty((1, 1), nl.int32))
     for value in (3, nisa.register_alloc(3)):
         with pytest.raises(DtypeError, match="an NkiScalar"):
             nisa.scalar_store(empty((1, 1), nl.int32), value)
-    with pytest.raises(DtypeError, match="int32 tensor"):
+    with pytest.raises(DtypeError, match="int32 or int64 tensor"):
         nisa.scalar_store(empty((1, 1), nl.float32), one)
     for use in (
         lambda: bool(one),

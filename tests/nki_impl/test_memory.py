@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from typing import Any
 
@@ -21,6 +22,7 @@ from nki_impl.sim.errors import (
     UninitializedError,
 )
 from nki_impl.sim.machine.core import Core, acting_as, current
+from nki_impl.sim.memory.liveness import Life, fits_quadrants
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 from nki_impl.sim.tensor.access import is_written, to_numpy
 from nki_impl.sim.tensor.dtypes import ALL, round_once
@@ -66,7 +68,7 @@ def test_a_shape_is_positive_integers(core: Core, shape: tuple[int, ...]) -> Non
         nl.ndarray(shape, nl.float32)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, "int64", None, "float8"])
+@pytest.mark.parametrize("dtype", [np.float64, "uint64", None, "float8"])
 def test_a_dtype_that_the_device_lacks_is_refused(core: Core, dtype: object) -> None:
     with pytest.raises(DtypeError, match=r"nl\.float32"):
         nl.ndarray((128, 1), dtype)
@@ -288,7 +290,7 @@ def test_tfloat32_keeps_10_fraction_bits() -> None:
 
 def test_every_dtype_has_its_size_and_equals_its_name() -> None:
     assert {d.name: d.itemsize for d in ALL} == {
-        "bool": 1, "int8": 1, "int16": 2, "int32": 4, "uint8": 1, "uint16": 2, "uint32": 4,
+        "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4,
         "float16": 2, "float32": 4, "bfloat16": 2, "tfloat32": 4, "float8_e4m3": 1,
         "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fn_x4": 4, "float8_e5m2_x4": 4,
         "float4_e2m1fn_x4": 2, "float8_e8m0fnu": 1,
@@ -346,7 +348,7 @@ def rounds(count: int, keep: bool, partitions: int = 128) -> Any:
         tiles = []
         for _ in range(count):
             tile = nl.ndarray((partitions, 30720), nl.float32)
-            nisa.dma_copy(dst=tile[0:2, 0:4], src=x)
+            nisa.memset(dst=tile[0:2, 0:4], value=1.0)
             tiles.append(tile)
         nisa.dma_copy(dst=out, src=tiles[0 if keep else -1][0:2, 0:4])
         return out
@@ -370,7 +372,7 @@ def test_tiles_of_few_partitions_share_the_bytes_of_others(partitions: int, fit:
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         tiles = [nl.ndarray((partitions, 30720), nl.float32) for _ in range(count)]
         for one in tiles:
-            nisa.dma_copy(dst=one[0:2, 0:4], src=x)
+            nisa.memset(dst=one[0:2, 0:4], value=1.0)
         for one in tiles:
             nisa.dma_copy(dst=out, src=one[0:2, 0:4])
         return out
@@ -378,6 +380,63 @@ def test_tiles_of_few_partitions_share_the_bytes_of_others(partitions: int, fit:
     assert np.array_equal(nki.simulate(kernel)(x, fit), x)
     with pytest.raises(CapacityError, match="212984"):
         nki.simulate(kernel)(x, fit + 1)
+
+
+def test_a_tile_of_65_to_96_partitions_leaves_the_last_32_to_others() -> None:
+    def kernel(x: Any, large: int, small: int) -> Any:
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tiles = [nl.ndarray((rows, 30720), nl.float32) for rows in (small, large)]
+        for one in tiles:
+            nisa.memset(dst=one[0:2, 0:4], value=1.0)
+        for one in tiles:
+            nisa.dma_copy(dst=out, src=one[0:2, 0:4])
+        return out
+
+    x = np.ones((2, 4), np.float32)
+    assert np.array_equal(nki.simulate(kernel)(x, 96, 32), x)
+    for partitions in (97, 32), (96, 33):
+        with pytest.raises(CapacityError, match="212984"):
+            nki.simulate(kernel)(x, *partitions)
+
+
+def test_small_tiles_are_placed_together_if_a_larger_one_needs_the_rest() -> None:
+    small, again = Life(1, 1, 10, False, 1), Life(1, 9, 10, False, 4)
+    assert fits_quadrants([small, again, Life(2, 9, 15, False, 65)], 0, 20)
+    assert not fits_quadrants([small, again, Life(2, 9, 15, False, 97)], 0, 20)
+
+
+def loads_before_uses(source: str, in_order: bool = False) -> Any:
+    """Load two tiles of 120 KiB from an input or from another tensor, and then use one after the other."""
+
+    def kernel(x: Any) -> Any:
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        src = x
+        if source == "scratch":
+            src = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
+            nisa.dma_copy(dst=src, src=x)
+        tiles = [nl.ndarray((128, 30720), nl.float32) for _ in range(2)]
+        with nl.no_reorder() if in_order else contextlib.nullcontext():
+            for one in tiles:
+                nisa.dma_copy(dst=one[0:2, 0:4], src=src)
+        for one in tiles if source != "twice" else [*tiles, tiles[0]]:
+            nisa.dma_copy(dst=out, src=one[0:2, 0:4])
+        return out
+
+    return kernel
+
+
+def test_the_load_of_an_input_can_wait_for_the_first_use_of_its_tile() -> None:
+    x = np.ones((2, 4), np.float32)
+    assert np.array_equal(nki.simulate(loads_before_uses("input"))(x), x)
+
+
+@pytest.mark.parametrize(
+    ("source", "in_order"), [("twice", False), ("scratch", False), ("input", True)]
+)
+def test_a_load_that_cannot_wait_occupies_sbuf(source: str, in_order: bool) -> None:
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(CapacityError, match="212984"):
+        nki.simulate(loads_before_uses(source, in_order))(x)
 
 
 def test_a_tile_occupies_its_bank_of_psum_from_its_first_to_its_last_use() -> None:

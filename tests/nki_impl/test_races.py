@@ -305,6 +305,102 @@ def test_sendrecv_does_not_order_shared_memory():
     races(kernel, "# write", "# read")
 
 
+def halves_read_by_both(sends, receives):
+    """Each core reads both halves of a tensor and rewrites its own; ``sends`` makes the tile that it sends in between."""
+
+    def kernel(x):
+        core = nl.program_id(0)
+        t, out = shared(), shared()
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        nisa.core_barrier(t, (0, 1))
+        theirs, new, received = tile(), tile(3.0), tile()
+        nisa.dma_copy(dst=theirs, src=others(t))  # read
+        nisa.sendrecv(sends(theirs), received, 1 - core, 1 - core, 0)
+        if receives:
+            nisa.tensor_copy(new, received)
+        nisa.dma_copy(dst=mine(t), src=new)  # write
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=out, src=t)
+        return out
+
+    return kernel
+
+
+def computed_from(source):
+    out, total = tile(), nl.ndarray((4, 1), nl.float32)
+    nisa.tensor_reduce(dst=total, op=nl.add, data=source, axis=1)
+    nisa.tensor_scalar(out, tile(), nl.add, total)
+    return out
+
+
+def overwritten_after(source):
+    """A tile that is written only after an instruction that reads it and ``source``."""
+    out = tile(5.0)
+    nisa.tensor_tensor(tile(), source, out, nl.add)
+    nisa.memset(out, 2.0)
+    return out
+
+
+@pytest.mark.parametrize("sends", [computed_from, overwritten_after])
+def test_what_depends_on_a_received_tile_follows_the_reads_that_the_tile_depends_on(sends):
+    is_ordered(halves_read_by_both(sends, receives=True))
+
+
+@pytest.mark.parametrize("in_register", [False, True])
+@pytest.mark.parametrize("from_received", [False, True])
+def test_a_write_at_a_received_index_follows_the_reads_that_the_index_depends_on(
+    in_register, from_received
+):
+    def kernel(x):
+        core = nl.program_id(0)
+        t, out, theirs, received = shared(), shared(), tile(), tile()
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=theirs, src=others(t))  # read
+        zeros = tile()
+        nisa.tensor_scalar(zeros, theirs, nl.multiply, 0.0)
+        nisa.sendrecv(zeros, received, 1 - core, 1 - core, 0)
+        index = nl.ndarray((1, 1), nl.int32)
+        nisa.tensor_copy(index, (received if from_received else tile())[0:1, 0:1])
+        if in_register:
+            register = nisa.register_alloc()
+            nisa.register_load(register, index)
+            index = register
+        place = t.ap([[4, 4], [1, 4]], offset=16 * core, scalar_offset=index, indirect_dim=0)
+        nisa.dma_copy(dst=place, src=tile(3.0))  # write
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=out, src=t)
+        return out
+
+    if from_received:
+        is_ordered(kernel)
+    else:
+        races(kernel, "# write", "# read")
+
+
+@pytest.mark.parametrize(
+    ("sends", "receives"), [(lambda theirs: tile(2.0), True), (computed_from, False)]
+)
+def test_a_sendrecv_orders_nothing_that_does_not_depend_on_its_tiles(sends, receives):
+    races(halves_read_by_both(sends, receives), "# write", "# read")
+
+
+def test_a_read_after_a_sendrecv_is_not_ordered_by_it():
+    def kernel(x):
+        core = nl.program_id(0)
+        t, out, received = shared(), shared(), tile()
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        nisa.core_barrier(t, (0, 1))
+        nisa.sendrecv(tile(2.0), received, 1 - core, 1 - core, 0)
+        theirs = tile()
+        nisa.dma_copy(dst=theirs, src=others(t))  # read
+        nisa.dma_copy(dst=mine(t), src=received)  # write
+        nisa.dma_copy(dst=mine(out), src=theirs)
+        return out
+
+    races(kernel, "# write", "# read")
+
+
 def test_private_memory_and_one_core_know_no_races():
     def private(x):
         t, out = nl.ndarray((8, 4), nl.float32, nl.private_hbm), shared()

@@ -14,7 +14,9 @@ from nki_impl.sim.errors import (
     DtypeError,
     LaunchError,
     PlacementError,
+    RaceError,
     ShapeError,
+    SimulatorWarning,
     TargetError,
     UninitializedError,
 )
@@ -220,9 +222,35 @@ def test_a_barrier_names_both_cores(cores):
 
 def test_a_barrier_is_on_shared_hbm():
     def kernel(x):
-        nisa.core_barrier(tile_of(x), (0, 1))
+        nisa.core_barrier(nl.ndarray((4, 4), nl.float32, nl.private_hbm), (0, 1))
 
     refused(kernel, PlacementError, "shared_hbm")
+
+
+def test_a_barrier_on_a_tile_is_accepted_with_a_warning_and_orders_no_memory():
+    def kernel(x, reads):
+        core, t, out, new = nl.program_id(0), shared("t"), shared("out"), tile_of(x)
+        nisa.dma_copy(dst=t[2 * core : 2 * core + 2], src=new[:2])
+        nisa.core_barrier(new, (0, 1))
+        half = slice(2 - 2 * core, 4 - 2 * core) if reads else slice(2 * core, 2 * core + 2)
+        nisa.dma_copy(dst=out[half], src=t[half])
+        return out
+
+    with pytest.warns(SimulatorWarning, match="core_barrier: .* shared HBM"):
+        (out,) = run_ranks(kernel, [(X, False)], lnc=2).results
+    assert np.array_equal(out, np.concatenate((X[0, :2], X[1, :2])))
+    with pytest.warns(SimulatorWarning), pytest.raises(RaceError):
+        run_ranks(kernel, [(X, True)], lnc=2)
+
+
+def test_both_cores_pass_a_tile_to_a_barrier_or_none_does():
+    def kernel(x):
+        data = tile_of(x) if nl.program_id(0) else shared("t")
+        nisa.core_barrier(data, (0, 1))
+
+    with pytest.warns(SimulatorWarning):
+        message = refused(kernel, CollectiveError, "same tensor")
+    assert "rank 0 core 0: t" in message and "rank 0 core 1: a tile in SBUF" in message
 
 
 def test_a_barrier_is_on_one_tensor():

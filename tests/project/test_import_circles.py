@@ -14,6 +14,7 @@ CIRCLES_OF_ANNOTATIONS = {
         f"nki_impl.sim.{name}"
         for name in (
             "machine.core",
+            "machine.dependence",
             "machine.ledger",
             "machine.races",
             "machine.rewrites",

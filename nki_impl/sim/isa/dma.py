@@ -24,7 +24,7 @@ from nki_impl.sim.isa.enums import oob_mode as Oob
 from nki_impl.sim.isa.enums import unknown_engine
 from nki_impl.sim.machine.core import current, instruction
 from nki_impl.sim.memory.storage import PSUM, SBUF
-from nki_impl.sim.tensor.access import read_raw, resolve, write
+from nki_impl.sim.tensor.access import note_load, read_raw, resolve, write
 from nki_impl.sim.tensor.dtypes import to_float32
 from nki_impl.sim.tensor.overlap import check_copy
 from nki_impl.sim.tensor.patterns import strided, view_of
@@ -87,6 +87,7 @@ def dma_copy(
         check_copy(to, of)
         values = read_raw(of, "src")
         write(to, values if to.dtype is of.dtype else to_float32(values))
+    note_load(dst, src)
     core.count("dma", dst._array.size, 0, dst._array.size * dst.dtype.itemsize)
 
 
@@ -97,7 +98,7 @@ def selected_rows(
     dynamic = tensor.dynamic
     assert dynamic is not None and isinstance(dynamic.source, NkiTensor)
     index = dynamic.source
-    if index.dtype.is_float or index.size < tensor.shape[0]:
+    if not index.dtype.is_integer or index.size < tensor.shape[0]:
         raise DtypeError(
             "vector_offset",
             f"an integer tile of {tensor.shape[0]} indices",

@@ -15,6 +15,7 @@ from nki_impl.sim.machine import core as _core
 from nki_impl.sim.machine.core import current, instruction
 from nki_impl.sim.memory.registers import NkiScalar, VirtualRegister, checked_int
 from nki_impl.sim.tensor.access import index_value, read_raw, resolve, write
+from nki_impl.sim.tensor.dtypes import int32, int64
 from nki_impl.sim.tensor.views import NkiTensor
 
 
@@ -77,9 +78,9 @@ def register_store(dst: NkiTensor, src: Any) -> None:
 
 
 def scalar_load(src: NkiTensor) -> NkiScalar:
-    """Return the value of the (1,1) int32 tensor ``src`` (SBUF or HBM) as a scalar."""
+    """Return the value of the (1,1) int32 or int64 tensor ``src`` (SBUF or HBM) as a scalar of this dtype."""
     current().begin("scalar_load")
-    _check_int32(src, "src")
+    _check_scalar(src, "src")
     static = resolve(src)
     assert static is not None
     current().count("sync", 1)
@@ -88,21 +89,23 @@ def scalar_load(src: NkiTensor) -> NkiScalar:
 
 @instruction
 def scalar_store(dst: NkiTensor, value: NkiScalar) -> None:
-    """Write a scalar to the (1,1) int32 tensor ``dst`` (SBUF or HBM)."""
-    _check_int32(dst, "dst")
+    """Write a scalar to the (1,1) tensor ``dst`` of its dtype (SBUF or HBM)."""
+    _check_scalar(dst, "dst")
     if not isinstance(value, NkiScalar):
         raise DtypeError(
             "value", "an NkiScalar", type(value).__name__, "use scalar_load, or memset for an int"
         )
-    write(dst, np.full(dst._array.shape, value.read("value"), np.int32))
+    if value.dtype is not dst.dtype:
+        raise DtypeError("dst", f"the dtype of value, {value.dtype}", dst.dtype, "allocate it so")
+    write(dst, np.full(dst._array.shape, value.read("value"), dst.dtype.storage))
     current().count("sync", 1)
 
 
-def _check_int32(tensor: object, operand: str) -> None:
-    if not isinstance(tensor, NkiTensor) or tensor.size != 1 or tensor.dtype.name != "int32":
+def _check_scalar(tensor: object, operand: str) -> None:
+    if not isinstance(tensor, NkiTensor) or tensor.size != 1 or tensor.dtype not in (int32, int64):
         raise DtypeError(
             operand,
-            "a (1,1) int32 tensor",
+            "a (1,1) int32 or int64 tensor",
             tensor if isinstance(tensor, NkiTensor) else type(tensor).__name__,
-            "allocate nl.ndarray((1, 1), nl.int32); 64-bit scalars are not modelled",
+            "allocate nl.ndarray((1, 1), nl.int32)",
         )

@@ -1,17 +1,19 @@
 """One physical core: its identity, memory and counters, and the entry point of all instructions.
 
 Every kernel runs with a current :class:`Core` (:func:`current`). Each operation of ``nki.isa`` is wrapped by
-:func:`instruction`. The machine of a launch may set two hooks of a core:
+:func:`instruction`. The machine of a launch may set three hooks of a core:
 
 - ``core.on_instruction(core)`` is called before each instruction, so that a scheduler can switch to another core;
-- ``core.on_access(core, tensor, is_write)`` is called before each read or write of HBM, for race detection.
+- ``core.on_access(core, tensor, is_write)`` is called before each read or write of HBM, for race detection;
+- ``core.on_operands(core, index, names, args, kwargs)`` is called with the number of each instruction and its arguments.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -71,6 +73,9 @@ class Core:
     operation: str = ""
     on_instruction: Callable[[Core], None] | None = None
     on_access: Callable[[Core, NkiTensor, bool], None] | None = None
+    on_operands: (
+        Callable[[int, int, Sequence[str], Sequence[Any], Mapping[str, Any]], None] | None
+    ) = None
     constants: dict[object, object] = field(default_factory=dict)
     worker: Worker | None = None
     loops: Any = None  # a machine.loops.Loops, whose module imports this one
@@ -222,6 +227,7 @@ def instruction(function: Callable[P, None], minimum: int = OLDEST) -> Callable[
     ``minimum`` is the first generation that has the operation; older targets raise :class:`TargetError`.
     """
     name = function.__name__
+    operands = tuple(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> NkiInstruction:
@@ -235,6 +241,8 @@ def instruction(function: Callable[P, None], minimum: int = OLDEST) -> Callable[
                 name,
             )
         core.begin(name)
+        if core.on_operands is not None:
+            core.on_operands(core.core, core.index, operands, args, kwargs)
         loops = core.loops
         if loops is None:
             function(*args, **kwargs)

@@ -32,7 +32,7 @@ from nki_impl.sim.machine.arguments import (
 from nki_impl.sim.machine.core import GENERATIONS, Core, acting_as, current
 from nki_impl.sim.machine.counters import Counters, add_up, count_cores
 from nki_impl.sim.machine.loops import refuse_ended
-from nki_impl.sim.machine.races import Detector
+from nki_impl.sim.machine.races import Detector, UnclearRace
 from nki_impl.sim.machine.turns import Machine, Worker
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 from nki_impl.sim.tensor.views import NkiTensor
@@ -164,28 +164,48 @@ def run_ranks(
         raise LaunchError("races", '"error" or "warn"', repr(races), "pass one of the two")
     if not arguments:
         raise LaunchError("arguments", "an entry for each rank", "none", "pass [(q, k, v), ...]")
-    machine = Machine(len(arguments), cores_per_rank, interleave, ring_ids)
+    run = functools.partial(
+        _run, made, arguments, cores_per_rank, target, interleave, ring_ids, update_inputs
+    )
+    if races == "warn":
+        return run(only_warn=True, follow=True)
+    try:
+        return run(only_warn=False, follow=False)
+    except UnclearRace:
+        return run(only_warn=False, follow=True)
+
+
+def _run(
+    made: Kernel,
+    arguments: Sequence[Arguments],
+    lnc: int,
+    target: str | None,
+    interleave: int | None,
+    ring_ids: Literal["rank", "position"],
+    update_inputs: bool,
+    only_warn: bool,
+    follow: bool,
+) -> Outcome:
+    """Run the kernel once, see :func:`run_ranks`; ``follow``: whether the race detectors follow dependences."""
+    machine = Machine(len(arguments), lnc, interleave, ring_ids)
     generation_of = resolve_target(target, made)
-    grid = made.grid or (2 if cores_per_rank == 2 else 0)
+    grid = made.grid or (2 if lnc == 2 else 0)
     inputs: list[list[Input]] = [[] for _ in arguments]
     calls = [
-        _bind(made, arguments[rank], rank, cores_per_rank, not update_inputs, inputs[rank])
+        _bind(made, arguments[rank], rank, lnc, not update_inputs, inputs[rank])
         for rank in range(machine.world)
     ]
-    cores = _make_cores(machine, generation_of, grid, races == "warn")
+    cores = _make_cores(machine, generation_of, grid, only_warn, follow)
     bodies = [
         functools.partial(_body, made, core, calls[core.rank], update_inputs) for core in cores
     ]
     returned = machine.run(bodies)
-    results = tuple(
-        each_tensor(returned[rank * cores_per_rank], unload) for rank in range(machine.world)
-    )
+    results = tuple(each_tensor(returned[rank * lnc], unload) for rank in range(machine.world))
     if update_inputs:
         for items in inputs:
             write_back(items)
     counted = tuple(
-        count_cores(cores[rank * cores_per_rank : (rank + 1) * cores_per_rank])
-        for rank in range(machine.world)
+        count_cores(cores[rank * lnc : (rank + 1) * lnc]) for rank in range(machine.world)
     )
     return Outcome(results, counted, machine.switches)
 
@@ -258,12 +278,14 @@ def _bind(
     return bound
 
 
-def _make_cores(machine: Machine, target: str, grid: int, only_warn: bool) -> list[Core]:
+def _make_cores(
+    machine: Machine, target: str, grid: int, only_warn: bool, follow: bool
+) -> list[Core]:
     """Make a core for each worker (thread); the cores of a rank share one HBM and one race detector."""
     cores = []
     for rank in range(machine.world):
         shared = RankMemory(machine.lnc)
-        detector = Detector(only_warn) if machine.lnc > 1 else None
+        detector = Detector(only_warn, follow) if machine.lnc > 1 else None
         for worker in machine.cores_of([rank]):
             memory = CoreMemory(GENERATIONS[target])
             memory.lifetimes.deferred = True
@@ -272,6 +294,8 @@ def _make_cores(machine: Machine, target: str, grid: int, only_warn: bool) -> li
             worker.races = detector
             if detector is not None:
                 core.on_access = detector.on_access
+                if detector.dependence is not None:
+                    core.on_operands = detector.dependence.enter
             cores.append(core)
             if not machine.alone and (machine.interleaved or detector is not None):
                 core.on_instruction = functools.partial(_step, machine, worker)

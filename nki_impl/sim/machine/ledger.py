@@ -30,7 +30,8 @@ Chosen = NDArray[np.bool_]
 class Access:
     """One access in the current phase, kept so that the message of a race can name it.
 
-    ``index``: the number of the instruction in the program of the core.
+    ``index``: the number of the instruction in the program of the core. ``follows``: the accesses that it must follow
+    (:mod:`nki_impl.sim.machine.dependence`).
     """
 
     core: int
@@ -41,6 +42,7 @@ class Access:
     start: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    follows: int = 0
 
     def __str__(self) -> str:
         return f"core {self.core} {_VERBS[self.kind]} in {self.operation} ({self.line})"

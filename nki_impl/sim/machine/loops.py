@@ -36,8 +36,9 @@ import numpy as np
 from nki_impl.sim.errors import DtypeError, DynamicValueError, UnsupportedError
 from nki_impl.sim.machine.core import Core, current
 from nki_impl.sim.machine.python_state import difference, state_of
-from nki_impl.sim.memory.registers import VirtualRegister
+from nki_impl.sim.memory.registers import NkiScalar, VirtualRegister
 from nki_impl.sim.memory.storage import Storage
+from nki_impl.sim.tensor.dtypes import int64
 from nki_impl.sim.tensor.views import NkiTensor
 
 Entry = tuple[Any, ...]
@@ -160,6 +161,8 @@ def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
 
 def bound(value: object, operand: str) -> int:
     """Return a bound of a loop, an int or a register, as an int."""
+    if isinstance(value, NkiScalar) and value.dtype is int64:
+        raise DtypeError(operand, "a 32-bit bound", "an int64 scalar", "load it from an int32 tile")
     if isinstance(value, VirtualRegister):
         return value.read(operand)
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):

@@ -2,14 +2,16 @@
 
 Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. Two operations order their
 accesses: a ``core_barrier`` those to its ``data``, and a collective those to its sources and destinations. All views of a
-tensor are the same tensor here. ``sendrecv`` orders only the tiles that it moves. The documentation of ``core_barrier``
+tensor are the same tensor here. ``sendrecv`` orders only the tiles that it moves, and what depends on them
+(:mod:`nki_impl.sim.machine.dependence`). The documentation of ``core_barrier``
 calls ``data`` the shared data to synchronise on: on the device, an instruction waits only for those that access the same
 data, so a barrier on K does not wait for writes to V.
 
 For one tensor, the time between two such operations is a *phase*. Both cores are always in the same phase. Therefore:
 
 - two accesses of different cores in different phases are ordered;
-- two accesses of different cores in one phase are not ordered, and are a race if either of them is a write.
+- two accesses of different cores in one phase are not ordered unless the later one depends on the earlier one by a
+  ``sendrecv``, and are a race if either of them is a write.
 
 A barrier on T also waits for what T was computed from, and no instruction of either core passes it. So if a core reads
 K, then writes T, and then meets the other core at a barrier on T, the other core may overwrite K. The detector assumes
@@ -41,6 +43,7 @@ import numpy as np
 
 from nki_impl.sim.errors import RaceError, RaceWarning, kernel_line
 from nki_impl.sim.machine.core import Core
+from nki_impl.sim.machine.dependence import Dependence
 from nki_impl.sim.machine.ledger import (
     ANY,
     COLLECTIVE_READ,
@@ -61,17 +64,31 @@ from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
 
 
+class UnclearRace(RaceError):
+    """A race that may be none if dependences are followed: :func:`~nki_impl.sim.machine.launch.run_ranks` runs again."""
+
+
 class Detector:
     """The race detector of one rank: it checks every access of its two cores to shared HBM.
 
-    ``only_warn``: whether a race is a :class:`RaceWarning` instead of a :class:`RaceError`.
+    ``only_warn``: whether a race is a :class:`RaceWarning` instead of a :class:`RaceError`. ``follow``: whether to follow
+    dependences, which only ``sendrecv`` needs, and which takes time: without it, a race after a sendrecv is an
+    :class:`UnclearRace`.
     """
 
-    def __init__(self, only_warn: bool = False) -> None:
+    def __init__(self, only_warn: bool = False, follow: bool = True) -> None:
+        self.dependence = Dependence() if follow else None
+        self._exchanged = False
         self._rewrite: Rewrite | None = None
         self._accessed: weakref.WeakSet[Storage] = weakref.WeakSet()
         self._only_warn = only_warn
         self._warned: set[tuple[str, str, str]] = set()
+
+    def at_exchange(self) -> None:
+        """Pass on what both cores follow, which meet in ``sendrecv``."""
+        self._exchanged = True
+        if self.dependence is not None:
+            self.dependence.meet()
 
     def at_barrier(self, storage: Storage) -> None:
         """Begin a new phase of ``storage``, and forget reads of other tensors that its new values depend on."""
@@ -130,8 +147,10 @@ class Detector:
         mine, other = core.core, 1 - core.core
         marks = over(tensor, ledger.marks, ledger.unit)
         start = tensor.byte_offset // ledger.unit
+        follows = 0 if self.dependence is None else self.dependence.access(mine, core.index)
+        line, shape = kernel_line(), marks.shape
         access = Access(
-            mine, core.index, kind, core.operation, kernel_line(), start, marks.shape, marks.strides
+            mine, core.index, kind, core.operation, line, start, shape, marks.strides, follows
         )
         present = int(np.bitwise_or.reduce(marks, axis=None))
         if present & (ANY << other):
@@ -181,12 +200,17 @@ class Detector:
         """
         if places is None:
             return
-        earlier = next(
+        others = [
             other
             for other in reversed(ledger.log)
             if other.core != access.core and other.kind & kinds and window(places, other).any()
-        )
-        error = RaceError(
+        ]
+        apart = [other for other in others if not self._is_ordered(other, access)]
+        if not apart:
+            return
+        earlier = apart[0]
+        unclear = self._exchanged and self.dependence is None
+        error = (UnclearRace if unclear else RaceError)(
             name or "an unnamed tensor",
             "a core_barrier or a collective on this tensor between the accesses of the two cores to it",
             f"{access}, {earlier}, and nothing orders the two; {int(np.count_nonzero(places))} elements",
@@ -202,6 +226,11 @@ class Detector:
             self._warned.add(pair)
             file, _, number = access.line.rpartition(":")
             warnings.warn_explicit(str(error), RaceWarning, file or "?", int(number or 0), "kernel")
+
+    def _is_ordered(self, earlier: Access, access: Access) -> bool:
+        if self.dependence is None:
+            return False
+        return bool(self.dependence.bit(earlier.core, earlier.index) & access.follows)
 
 
 def _places(ledger: Ledger, access: Access, clash: Chosen) -> Chosen | None:

@@ -8,10 +8,19 @@ and nki.isa.sendrecv.html in the same folder.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from nki_impl.sim.errors import CollectiveError, DtypeError, LaunchError, PlacementError, ShapeError
+from nki_impl.sim.errors import (
+    CollectiveError,
+    DtypeError,
+    LaunchError,
+    PlacementError,
+    ShapeError,
+    SimulatorWarning,
+    kernel_line,
+)
 from nki_impl.sim.isa.enums import dma_engine as _dma_engine
 from nki_impl.sim.isa.enums import engine as _engine
 from nki_impl.sim.machine.core import Core, current, instruction_from
@@ -29,7 +38,8 @@ def core_barrier(
 
     ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). Accesses to ``data`` before the
     barrier, by either core, are ordered before all accesses to ``data`` after it. Accesses to other tensors are not
-    ordered: pass each tensor that the cores share to a barrier of its own.
+    ordered: pass each tensor that the cores share to a barrier of its own. A tile in SBUF, which both cores must pass then,
+    is accepted with a :class:`SimulatorWarning`, and no access is ordered: the cores do not share the tile.
 
     Raises :class:`LaunchError` in a kernel that runs on one core, :class:`PlacementError` if ``data`` is not in shared
     HBM, and :class:`CollectiveError` if ``cores`` is not (0, 1) or the cores name different tensors.
@@ -38,7 +48,9 @@ def core_barrier(
     worker, machine = _pair_of(core, "core_barrier")
     if tuple(cores) != (0, 1):
         raise CollectiveError("cores", "(0, 1)", cores, "name both cores")
-    if not isinstance(data, NkiTensor) or data.buffer is not MemoryRegion.shared_hbm:
+    if isinstance(data, NkiTensor) and data.buffer is MemoryRegion.sbuf:
+        _warn_of_tile(data)
+    elif not isinstance(data, NkiTensor) or data.buffer is not MemoryRegion.shared_hbm:
         raise PlacementError(
             "data", "a tensor in nl.shared_hbm", data, "name the shared tensor that the cores wrote"
         )
@@ -46,8 +58,19 @@ def core_barrier(
     key = ("core_barrier", worker.rank)
     number = worker.issued[key]
     worker.issued[key] += 1
+    place = None if data.buffer is MemoryRegion.sbuf else data.storage
     machine.meet(
-        worker, (key, number), "core_barrier", machine.cores_of([worker.rank]), data.storage, _pass
+        worker, (key, number), "core_barrier", machine.cores_of([worker.rank]), place, _pass
+    )
+
+
+def _warn_of_tile(data: NkiTensor) -> None:
+    warnings.warn(
+        f"core_barrier: the documentation requires data in shared HBM, and data is {data!r}. AWS's library passes such "
+        "a tile (core/moe/moe_cte/bwmm_shard_on_I.py), so it is accepted; it orders no accesses to shared memory "
+        f"(at {kernel_line()})",
+        SimulatorWarning,
+        stacklevel=2,
     )
 
 
@@ -58,12 +81,18 @@ def _pass(meeting: Meeting) -> None:
         raise CollectiveError(
             "data",
             "both cores name the same tensor",
-            _both(meeting, [storage.name or "an unnamed tensor" for storage in storages]),
+            _both(
+                meeting,
+                [
+                    "a tile in SBUF" if s is None else s.name or "an unnamed tensor"
+                    for s in storages
+                ],
+            ),
             "give the tensor a name, so that both cores use one allocation",
             operation="core_barrier",
         )
     detector = meeting.members[0].races
-    if detector is not None:
+    if detector is not None and storages[0] is not None:
         detector.at_barrier(storages[0])
 
 
@@ -130,6 +159,9 @@ def _exchange(meeting: Meeting) -> None:
                 "pass 1 - nl.program_id(0) for both",
                 operation="sendrecv",
             )
+    detector = meeting.members[0].races
+    if detector is not None:
+        detector.at_exchange()
     sent = [(src.array.copy(), unwritten(src)) for src, _, _, _ in parts]
     for _, dst, _, source in parts:
         src = parts[source][0]

@@ -5,6 +5,9 @@ tile of the previous round while the next one is allocated. If SBUF or PSUM is f
 :class:`Lifetimes` notes the error. When the kernel has ended, :meth:`Lifetimes.settle` allocates the tiles once more by
 their uses, and raises the error only if they do not fit by that measure, either.
 
+A load of a kernel input (``dma_copy``) is not a first use: the scheduler is free to reorder independent operations, so
+it can load the tile just before the instruction that needs it. It must keep the order inside ``nl.no_reorder()``.
+
 A tile uses bytes only of the partitions in which it is. It starts at partition 0, 32, 64 or 96, so two tiles of 64 partitions, or
 four of 32, can have the same bytes of different partitions. The documentation shows such placements (``address=``, and
 ``num_par_tiles`` of the older allocator), and does not say when the compiler makes them. AWS's kernels need them:
@@ -12,6 +15,8 @@ experimental/loss/cross_entropy.py holds two tiles of 64 partitions x 131,070 by
 
 Tiles that a kernel places itself (``address=``) keep their place until Python frees them, and count as if they used all
 partitions.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.no_reorder.html
 """
 
 from __future__ import annotations
@@ -83,8 +88,9 @@ def collect() -> None:
 
 
 def fits_quadrants(lives: Sequence[Life], held: int, limit: int) -> bool:
-    """Return whether the tiles fit into SBUF, each into the quadrants of 32 partitions that are used least.
+    """Return whether a simple rule fits the tiles into SBUF, each into some of the four quadrants of 32 partitions.
 
+    Two rules are tried: each tile into the quadrants that are used least, or into the last ones that have space.
     ``held``: the bytes per partition that other tiles use all the time. ``limit``: the capacity in bytes per partition.
 
     >>> whole = [Life(1, 3, 10, False), Life(4, 9, 10, False), Life(3, 4, 5, False)]
@@ -94,27 +100,35 @@ def fits_quadrants(lives: Sequence[Life], held: int, limit: int) -> bool:
     >>> fits_quadrants(halves, 0, 10), fits_quadrants([*halves, Life(2, 2, 1, False, 8)], 0, 10)
     (True, False)
     """
+    return any(_fits(sorted(lives), held, limit, least_used) for least_used in (True, False))
+
+
+def _fits(lives: Sequence[Life], held: int, limit: int, least_used: bool) -> bool:
     used = [held] * 4
     running: list[tuple[int, tuple[int, ...], int]] = []
-    for life in sorted(lives):
+    for life in lives:
         while running and running[0][0] < life.first:
             _, freed, size = heapq.heappop(running)
             for quadrant in freed:
                 used[quadrant] -= size
-        chosen = min(_places(life.partitions), key=lambda place: max(used[q] for q in place))
+        levels = {
+            place: max(used[q] for q in place) + life.size for place in _places(life.partitions)
+        }
+        possible = [place for place, level in levels.items() if level <= limit]
+        if not possible:
+            return False
+        chosen = min(possible, key=levels.__getitem__) if least_used else possible[0]
         for quadrant in chosen:
             used[quadrant] += life.size
-            if used[quadrant] > limit:
-                return False
         heapq.heappush(running, (life.last, chosen, life.size))
     return True
 
 
 def _places(partitions: int) -> tuple[tuple[int, ...], ...]:
-    """Return the sets of quadrants in which a tile can be."""
+    """Return the sets of quadrants in which a tile can be, the last one first: larger tiles need the quadrant 0."""
     if partitions > 64:
-        return ((0, 1, 2, 3),)
-    return ((0, 1), (2, 3)) if partitions > 32 else ((0,), (1,), (2,), (3,))
+        return (tuple(range(-(-partitions // 32))),)
+    return ((2, 3), (0, 1)) if partitions > 32 else ((3,), (2,), (1,), (0,))
 
 
 def fits_banks(lives: Sequence[Life], held: Sequence[int]) -> bool:

@@ -22,11 +22,12 @@ class VirtualRegister(NKIObject):
     Results of collectives and the registers of loops are read-only.
     """
 
-    __slots__ = ("_state", "frozen")
+    __slots__ = ("_state", "frozen", "trails")
 
     def __init__(self, state: Any = None, frozen: bool = False) -> None:
         self._state = None if state is None else checked_int(state, "x")
         self.frozen = frozen
+        self.trails: Any = None  # of machine.dependence, which imports this module
 
     def read(self, operand: str) -> int:
         """Return the value for use by an instruction; raise :class:`UninitializedError` if no value was loaded.
@@ -84,11 +85,11 @@ refuse_values(VirtualRegister)
 
 
 class NkiScalar(VirtualRegister):
-    """A 32-bit integer on the device that kernels compute with: every operator returns a new scalar.
+    """An int32 or int64 on the device that kernels compute with: every operator returns a new scalar.
 
-    The operators are + - * with a Python int or another scalar; results wrap to 32 bits. Like a register, it can be a
-    ``scalar_offset`` and a bound of ``fori_loop``, and Python cannot know its value. The documentation also has 64-bit
-    scalars, which are not modelled.
+    The operators are + - * with a Python int or another scalar of the same dtype; results wrap to the bits of ``dtype``.
+    It can be a ``scalar_offset``, and Python cannot know its value. An int32, like a register, can be a bound of
+    ``fori_loop`` and an offset on chip.
 
     Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.NkiScalar.html
     """
@@ -96,7 +97,8 @@ class NkiScalar(VirtualRegister):
     __slots__ = ("dtype",)
 
     def __init__(self, state: int, dtype: Any) -> None:
-        super().__init__(state, frozen=True)
+        super().__init__(frozen=True)
+        self._state = state
         self.dtype = dtype
 
     def _int(self) -> int:
@@ -104,19 +106,41 @@ class NkiScalar(VirtualRegister):
         return self._state
 
     def _result(self, value: int) -> NkiScalar:
-        return NkiScalar((value + 2**31) % 2**32 - 2**31, self.dtype)
+        low: int = self.dtype.low
+        return NkiScalar((value - low) % (-2 * low) + low, self.dtype)
+
+    def _other(self, value: object) -> int:
+        """Return the other operand of an operator as an int."""
+        if isinstance(value, NkiScalar):
+            if value.dtype is not self.dtype:
+                raise DtypeError(
+                    "operand", f"a scalar of {self.dtype}", value.dtype, "load both from one dtype"
+                )
+            return value._int()
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise DtypeError(
+                "operand",
+                "an int or an NkiScalar",
+                type(value).__name__,
+                "load it with scalar_load",
+            )
+        if not self.dtype.low <= value <= self.dtype.high:
+            raise DtypeError(
+                "operand", f"an int that {self.dtype} holds", value, "use a smaller number"
+            )
+        return int(value)
 
     def __add__(self, other: object) -> NkiScalar:
-        return self._result(self._int() + _other(other))
+        return self._result(self._int() + self._other(other))
 
     def __sub__(self, other: object) -> NkiScalar:
-        return self._result(self._int() - _other(other))
+        return self._result(self._int() - self._other(other))
 
     def __rsub__(self, other: object) -> NkiScalar:
-        return self._result(_other(other) - self._int())
+        return self._result(self._other(other) - self._int())
 
     def __mul__(self, other: object) -> NkiScalar:
-        return self._result(self._int() * _other(other))
+        return self._result(self._int() * self._other(other))
 
     def __neg__(self) -> NkiScalar:
         return self._result(-self._int())
@@ -131,16 +155,3 @@ class NkiScalar(VirtualRegister):
 
     def __repr__(self) -> str:
         return "NkiScalar(...)"
-
-
-def _other(value: object) -> int:
-    """Return the other operand of an operator as an int."""
-    if isinstance(value, NkiScalar):
-        return value._int()
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise DtypeError(
-            "operand", "an int or an NkiScalar", type(value).__name__, "load it with scalar_load"
-        )
-    if not -(2**31) <= value < 2**31:
-        raise DtypeError("operand", "an int that int32 holds", value, "use a smaller number")
-    return int(value)

@@ -23,7 +23,7 @@ import sys
 import weakref
 from collections import Counter
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +134,7 @@ class Storage:
         "buffer", "dtype", "shape", "size", "raw", "name", "owner", "is_input", "is_output",
         "read_only", "missing", "mask", "alike", "unit", "started", "account", "placed", "banks", "on_chip",
         "free_size", "partition_bytes", "shadow", "first", "last", "site", "is_filling", "lost", "lost_to", "made_at",
-        "widened", "__weakref__",
+        "widened", "trails", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -167,6 +167,7 @@ class Storage:
         self.on_chip = buffer is SBUF or buffer is PSUM
         self.free_size = self.size // shape[0]
         self.first = self.last = -1
+        self.trails: Any = None  # of machine.dependence, which imports this module
         self.partition_bytes = self.free_size * dtype.itemsize
         """Bytes per partition of an on-chip storage."""
         self.site: Site | None = None
@@ -265,10 +266,11 @@ class CoreMemory:
 
     def release(self, storage: Storage) -> None:
         """Free the space of ``storage``."""
-        if storage.placed is None and storage.first >= 0:
+        if storage.placed is None and storage.last >= 0:
             psum = storage.buffer is PSUM
+            first = storage.first if storage.first >= 0 else storage.last
             self.lifetimes.ended.append(
-                (storage.first, storage.last, storage.partition_bytes, psum, storage.shape[0])
+                (first, storage.last, storage.partition_bytes, psum, storage.shape[0])
             )
         if storage.buffer is not SBUF:
             for bank, count in storage.banks.items():

@@ -25,7 +25,14 @@ from nki_impl.sim.machine.core import current
 from nki_impl.sim.memory.liveness import Clock
 from nki_impl.sim.memory.registers import VirtualRegister
 from nki_impl.sim.memory.storage import PSUM, SHARED_HBM, MemoryRegion, Storage
-from nki_impl.sim.tensor.dtypes import as_dtype, float32, round_once, rounds_on_store, to_float32
+from nki_impl.sim.tensor.dtypes import (
+    as_dtype,
+    float32,
+    int64,
+    round_once,
+    rounds_on_store,
+    to_float32,
+)
 from nki_impl.sim.tensor.overlap import overwrite_rivals, refuse_lost
 from nki_impl.sim.tensor.patterns import covers_storage, over, over_each, strided, view_of
 from nki_impl.sim.tensor.views import NkiTensor
@@ -56,6 +63,13 @@ def tile(tensor: object, operand: str, psum: bool = True) -> NkiTensor:
         static = resolve(tensor)
         assert static is not None
         tensor = static
+    if tensor.dtype is int64:
+        raise DtypeError(
+            operand,
+            "a dtype that the engines compute with; int64 is only for DMA, scalar_load and scalar_store",
+            tensor,
+            "pass the array as int32",
+        )
     storage.last = Clock.now
     if storage.first < 0:
         storage.first = storage.last
@@ -70,6 +84,13 @@ def touch(storage: Storage) -> None:
     if storage.first < 0:
         storage.first = Clock.now
     storage.last = Clock.now
+
+
+def note_load(tensor: NkiTensor, src: NkiTensor) -> None:
+    """Record that this instruction wrote ``tensor``, maybe as its first use, with ``src``, and could do so later."""
+    storage = tensor._storage
+    if storage.first == Clock.now and src._storage.is_input and not current().no_reorder:
+        storage.first = -1
 
 
 def _check_start(tensor: NkiTensor, operand: str) -> None:
@@ -89,7 +110,7 @@ def index_value(source: NkiTensor | VirtualRegister, operand: str = "scalar_offs
     """Return the integer that a register or a (1,1) integer tile holds when the instruction runs."""
     if isinstance(source, VirtualRegister):
         return source.read(operand)
-    if source.size != 1 or source.dtype.is_float:
+    if source.size != 1 or not source.dtype.is_integer:
         raise DtypeError(
             operand, "a register or a (1,1) integer tile", source, "store the index as int32"
         )
@@ -214,7 +235,7 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
     """Notify the race detector, and raise :class:`UninitializedError` if an element has never been written."""
     storage = tensor._storage
     if storage.on_chip:
-        storage.last = Clock.now
+        touch(storage)
     else:
         core = current()
         if core.on_access is not None:

@@ -21,7 +21,7 @@ FLOAT32_MIN = float(np.finfo(np.float32).min)
 
 
 class DType:
-    """A number format: ``name``, ``itemsize`` in bytes, ``kind`` ("float", "int", "uint", "bool", "packed").
+    """A number format: ``name``, ``itemsize`` in bytes, ``kind`` ("float", "int", "uint", "bool", "packed", "wide").
 
     ``storage`` is the NumPy dtype that stores it. The only instances are the members of ``nki.language``
     (``nl.float32``...), so that they can be compared by identity. Each also equals its own name, as in
@@ -29,7 +29,8 @@ class DType:
     (both from AWS's tests).
 
     "packed" formats are bits that only the MX instructions interpret: four numbers in one element (the formats ``_x4``),
-    or a scale. All other instructions may move them, but not compute with them.
+    or a scale. All other instructions may move them, but not compute with them. "wide": int64, which only DMA and
+    scalars use.
 
     >>> float32, float32.itemsize, bfloat16.kind
     (float32, 4, 'float')
@@ -47,7 +48,7 @@ class DType:
         self.is_16_bit_float = kind == "float" and self.itemsize == 2
         self.low = 0
         self.high = 1
-        if kind in ("int", "uint"):
+        if kind in ("int", "uint", "wide"):
             info = np.iinfo(self.storage)
             self.low, self.high = int(info.min), int(info.max)
 
@@ -95,6 +96,7 @@ bool_ = DType("bool", "bool", np.bool_)
 int8 = DType("int8", "int", np.int8)
 int16 = DType("int16", "int", np.int16)
 int32 = DType("int32", "int", np.int32)
+int64 = DType("int64", "wide", np.int64)
 uint8 = DType("uint8", "uint", np.uint8)
 uint16 = DType("uint16", "uint", np.uint16)
 uint32 = DType("uint32", "uint", np.uint32)
@@ -116,7 +118,7 @@ FLOAT4 = np.dtype(ml_dtypes.float4_e2m1fn)
 """The format of the numbers in float4_e2m1fn_x4, in the lower half of a byte."""
 
 ALL = (
-    bool_, int8, int16, int32, uint8, uint16, uint32, float16, float32, bfloat16, tfloat32,
+    bool_, int8, int16, int32, int64, uint8, uint16, uint32, float16, float32, bfloat16, tfloat32,
     float8_e4m3, float8_e4m3fn, float8_e5m2,
     float8_e4m3fn_x4, float8_e5m2_x4, float4_e2m1fn_x4, float8_e8m0fnu,
 )  # fmt: skip
@@ -126,6 +128,7 @@ for _dtype in ALL:
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
 _BY_STORAGE = {dtype.storage: dtype for dtype in ALL if dtype is not tfloat32}
 _PACKED = {dtype.storage: dtype for dtype in ALL if dtype.is_packed}
+_MOVED = {**_PACKED, int64.storage: int64}
 _FLOAT32, _BFLOAT16 = np.dtype(np.float32), bfloat16.storage
 BYTES = {
     kind: np.arange(256, dtype=np.uint8).view(kind).astype(np.float32)
@@ -143,7 +146,7 @@ def limits(dtype: np.dtype[Any]) -> Any:
 def as_dtype(given: Any, operand: str = "dtype") -> DType:
     """Return the DType that ``given`` means: a DType, the name of a DType, or a NumPy dtype.
 
-    Raises :class:`DtypeError` for float64, int64 and all other formats that the device does not have.
+    Raises :class:`DtypeError` for float64 and all other formats that the device does not have.
 
     >>> as_dtype(np.float16), as_dtype("bfloat16")
     (float16, bfloat16)
@@ -159,7 +162,7 @@ def as_dtype(given: Any, operand: str = "dtype") -> DType:
             operand,
             "one of nl." + ", nl.".join(dtype.name for dtype in ALL),
             repr(given),
-            "cast the array before the launch; the device has no 64-bit numbers",
+            "cast the array before the launch",
         ) from None
 
 
@@ -175,14 +178,20 @@ def to_float32(array: NDArray) -> NDArray[np.float32]:
         return array
     if kind is _BFLOAT16:
         return array.astype(np.float32)
-    if kind in _PACKED:
-        raise _no_number(_PACKED[kind], "a tile of this dtype")
+    if kind in _MOVED:
+        raise _no_number(_MOVED[kind], "a tile of this dtype")
     if kind in BYTES:
         return np.asarray(BYTES[kind].take(array.view(np.uint8)))
     return array.astype(np.float32)
 
 
 def _no_number(dtype: DType, got: str) -> DtypeError:
+    if dtype is int64:
+        uses, fix = (
+            "scalar_load, scalar_store and copies by DMA to int64",
+            "pass the array as int32",
+        )
+        return DtypeError("dtype", f"nl.int64 only in {uses}", got, fix)
     return DtypeError(
         "dtype",
         f"nl.{dtype.name} only in nc_matmul_mx, quantize_mx and copies to the same dtype",
@@ -204,7 +213,7 @@ def round_once(values: NDArray, dtype: DType) -> NDArray:
         return _to_tfloat32(values.astype(np.float32))
     if values.dtype == dtype.storage:
         return values
-    if dtype.is_packed:
+    if dtype.is_packed or dtype is int64:
         raise _no_number(dtype, f"numbers of {values.dtype} to convert")
     if dtype.kind == "float":
         with np.errstate(over="ignore"):

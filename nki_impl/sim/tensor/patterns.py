@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.errors import OutOfBoundsError, PartitionError, ViewError, kernel_line
+from nki_impl.sim.errors import DtypeError, OutOfBoundsError, PartitionError, ViewError, kernel_line
 from nki_impl.sim.memory.storage import PARTITIONS
-from nki_impl.sim.tensor.dtypes import DType, as_dtype
+from nki_impl.sim.tensor.dtypes import DType, as_dtype, int64
 
 if TYPE_CHECKING:
     from nki_impl.sim.memory.registers import VirtualRegister
@@ -201,6 +201,13 @@ def access_pattern(
     step = math.prod(base.shape[indirect_dim + 1 :])
     limit = base.shape[_longer_dim(base, indirect_dim)]
     if scalar_offset is not None:
+        if base._storage.on_chip and getattr(scalar_offset, "dtype", None) is int64:
+            raise DtypeError(
+                "scalar_offset",
+                "an int32 offset on chip",
+                "an int64 scalar",
+                "load it from an int32 tile",
+            )
         out.dynamic = Dynamic("scalar", scalar_offset, step, limit)
         return out
     if indirect_dim != 0 or base._storage.on_chip:
