@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from conformance.tiled_ring import TiledRing
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.diagnose.mutants.mutant import REFERENCES
@@ -135,3 +136,12 @@ def results(change):
 )  # fmt: skip
 def test_values_that_are_not_finite_but_should_be_are_listed(change, said):
     assert results(change) == said
+
+
+def test_a_query_that_is_scaled_in_place_by_each_call_is_told_as_such():
+    layouts = ("contiguous", "zigzag", "striped")
+    found = explain_target(TiledRing(scaled_again=True, layouts=layouts, directions=(1, -1)))
+    assert len(found.told.explained) == found.wrong > 4
+    assert found.sentences[0] == (
+        "In the forward pass, scores are multiplied by the scale once more with each block that the query sees."
+    )

@@ -92,7 +92,8 @@ class TiledRing:
     earlier, in ``passes``. ``no_wrap``: no keys and values arrive over the link between the last and the first worker.
     ``own_chunks``: a worker computes its own zigzag block as three parts: each half with itself, and the second half with
     the first. ``l_too``: ``alpha`` is the factor of l, too. ``lse_of``: a function of the m and l of a part. ``one_later``:
-    a striped block of a later worker begins at key 1. ``values_of``: the worker whose values a step uses, in ``passes``.
+    a striped block of a later worker begins at key 1. ``scaled_again``: each part multiplies its queries by the scale.
+    ``values_of``: the worker whose values a step uses, in ``passes``.
     Of the backward pass: ``add`` adds up a block's ``added`` gradients. ``uncleared_in``: the same for ``uncleared``.
     ``dv_before_mask``, ``dp_of_k``: the product for dv without the mask, and dp with k. ``delta_of``: a function on delta.
     ``early``: dk and dv are added before those of the visitor arrive. ``last_hop``: 'lost' if the last step and hop are.
@@ -258,7 +259,7 @@ class TiledRing:
         o, lse, lse_of_part = [], [], {}
         merged = self.fault("merged")
         for r in range(W):
-            running, blocks = empty(r), []
+            running, blocks, of_worker = empty(r), [], q[r].copy()
             for b in [(r - call.direction * step) % W for step in range(W)]:
                 visible = self.parts(call, r, b)
                 hidden = [(slice(0, n), slice(0, n), False)] if merged and not visible else []
@@ -268,20 +269,22 @@ class TiledRing:
                     for state in (running, own) if visible else (own,):
                         self.forward(
                             [x[:, rows] for x in state],
-                            q[r][:, rows],
+                            of_worker[:, rows],
                             of_k[:, keys],
                             of_v[:, keys],
                             masked,
                             scale,
                         )
+                    if self.fault("scaled_again"):
+                        of_worker[:, rows] *= scale
                     m, l, acc = own
                     lse_of_part[r, b, part] = self.fault("lse_of", lse_of)(m, l)
                     o_of_part = np.divide(acc, l, out=np.zeros_like(acc), where=l > 0)
                     blocks.append((o_of_part, lse_of_part[r, b, part], bool(visible)))
             m, l, acc = running
-            of_worker = (acc / l, m + np.log(l)) if merged is None else merged(blocks)
-            o.append(of_worker[0])
-            lse.append(of_worker[1])
+            results = (acc / l, m + np.log(l)) if merged is None else merged(blocks)
+            o.append(results[0])
+            lse.append(results[1])
         return o, lse, lse_of_part
 
     def backward_ring(self, call, inputs, lse, lse_of_part, delta):

@@ -20,6 +20,7 @@ from ringspec.conformance.readout.kinds import Kind, factors, factors_beside_sco
 from ringspec.conformance.readout.masks import Mask, every_mask, numbers_of
 from ringspec.conformance.readout.operands import Operand, of_tables
 from ringspec.conformance.readout.product_kinds import DS_WORDS
+from ringspec.problem.model import Array, Booleans
 
 # Wrong forms of dS that are not 0 in hidden pairs.
 IN_HIDDEN_PAIRS = ("p dp - delta", "dp - delta", "dp", "hidden pairs")
@@ -86,6 +87,10 @@ def block_kinds(
         (("times", geometry.scale**step),),
         1.2,
     )
+    words = "scores are multiplied by the scale once more with each block that the query sees"
+    before = blocks_before(geometry, phase, masks[0].pattern)
+    if not (distinct and (before == step).all()):
+        yield Kind(words, (("times", geometry.scale**before),), 1.2)
     yield Kind("scores are doubled in every step", (("times", 2.0**step),), 1.4)
     for of, number in (("query", geometry.heads), ("key", geometry.heads // geometry.group)):
         words = f"scores are divided by the square root of the number of {of} heads as well"
@@ -162,3 +167,25 @@ def drop_kinds(
         ("in p, not in dp", "dS is p (dp - delta) with dropout in p, not in dp"),
     ):  # fmt: skip
         yield Kind(words, (("drop_ds", DROPS_IN_DS.index(name)),), 1.0)
+
+
+def blocks_before(geometry: Geometry, phase: str, visible: Booleans) -> Array:
+    """Return how many earlier blocks the query of a pair sees, [a, b, 1, i, 1 or j]; an own chunk may be a block.
+
+    ``visible``: the correct mask.
+    """
+    W, n, run = geometry.workers, geometry.slots, geometry.own_run
+    sees = np.asarray(
+        np.broadcast_to(visible, (W, W, *visible.shape[2:])).any(axis=4, keepdims=True)
+    )
+    step = geometry.steps(phase)[:, :, None, None, None]
+    found = np.zeros((W, W, *visible.shape[2:4], n))
+    for number in range(W):
+        found += (step > number) & (sees & (step == number)).any(axis=1, keepdims=True)
+    if run == geometry.run:
+        return found
+    own = np.eye(W, dtype=bool)[:, :, None, None, None]
+    first, second = (visible[..., x : x + run].any(axis=4, keepdims=True) for x in (0, run))
+    both = np.asarray((own & first & second).any(axis=1, keepdims=True))
+    later = (np.arange(n) >= run) & own
+    return found + both * (later | ~own)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.merge_formulas import LN2, LSES_MERGED, TOO, WEIGHTS
-from ringspec.problem.model import Array
+from ringspec.problem.model import Array, Booleans
 from ringspec.spec.online_softmax import finite_shift
 
 EMPTY = "empty with lse 0"
@@ -253,7 +253,8 @@ def normalised(
         return value, np.ones_like(l), omega
 
     if kind == "weights of other rows":
-        return mixed(reordered(np.exp(lse - new)), reordered(np.exp(lse_b - new)))
+        seen = (l_b != 0).any(axis=-2)
+        return mixed(reordered(np.exp(lse - new), seen), reordered(np.exp(lse_b - new), seen))
     if kind == "equal weights":
         return mixed(t * one / (t + 1), one / (t + 1))
     if kind in WEIGHTS:
@@ -304,8 +305,16 @@ def over_group(x: Array, group: int, axis: int = -2) -> Array:
     return np.moveaxis(np.repeat(sums, group, axis=0), 0, axis)
 
 
-def reordered(x: Array) -> Array:
-    """Return ``x`` [.., h, i] as a kernel reads it that takes the order in memory for (token, head)."""
-    h, i = np.indices(x.shape[-2:])
-    head, slot = np.divmod(i * x.shape[-2] + h, x.shape[-1])
-    return x[..., head, slot]
+def reordered(x: Array, seen: Booleans) -> Array:
+    """Return ``x`` [.., h, i] as a kernel reads it that takes the order in memory for (token, head).
+
+    ``seen`` [.., i]: the tokens that the kernel merges; it has an array of these alone.
+    """
+    found = x.copy()
+    for at in np.ndindex(*seen.shape[:-1]):
+        tokens = np.flatnonzero(seen[at])
+        h, i = np.indices((x.shape[-2], len(tokens)))
+        if len(tokens):
+            head, slot = np.divmod(i * x.shape[-2] + h, len(tokens))
+            found[at][:, tokens] = x[at][head, tokens[slot]]
+    return found
