@@ -41,6 +41,7 @@ LSES_MERGED: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
     "softplus from smaller": ("the smaller of the two + log(1 + exp(-abs(lse_block - lse_old))), not relative to the larger one", lambda x, y: np.minimum(x, y) + softplus(-abs(x - y))),
     "softplus subtracted": ("lse_old - log(1 + exp(lse_block - lse_old)), with a minus sign", lambda x, y: x - softplus(y - x)),
     "without softplus": ("the larger of the two + exp(-abs(lse_block - lse_old)), without the logarithm", lambda x, y: np.maximum(x, y) + np.exp(-abs(x - y))),
+    "without larger lse": ("log(exp(lse_old - larger) + exp(lse_block - larger)), without the larger of the two", lambda x, y: np.logaddexp(x, y) - np.maximum(x, y)),
     "ln 2 of sum": ("the larger of the two + ln 2 log(1 + exp(-abs(lse_block - lse_old))): a natural logarithm where lse is in base 2", lambda x, y: np.maximum(x, y) + softplus(-abs(x - y)) * LN2),
     "log2 of sum": ("the larger of the two + log2(1 + exp(-abs(lse_block - lse_old)))", lambda x, y: np.maximum(x, y) + softplus(-abs(x - y)) / LN2),
 }  # fmt: skip

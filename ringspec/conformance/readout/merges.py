@@ -80,6 +80,7 @@ WRONG = {
     "o by head 0's factor": "the running o is rescaled by the factor of head 0 (l is correct)",
     "running by head 0's factor": "the running o and l are rescaled by the factor of head 0",
     "weights of other rows": "the weights of a merge are read in the order (token, head) (lse is correct)",
+    "weights of first head": "the weights of a merge are those of the first query head of each key head (lse is correct)",
     "l of the group": "the new block's l is summed over the query heads of a key head",
     "maximum not updated": "the running maximum stays the old one (o and l are rescaled to the common one)",
     "maximum of block": "the running maximum becomes that of the new block (o and l are rescaled to the common one)",
@@ -211,7 +212,7 @@ def merge(
         omega[:t] *= c
         omega[t] = e
         return new_m, c * l + e * l_b, omega
-    return normalised(kind, m, l, omega, m_b, l_b, t)
+    return normalised(kind, m, l, omega, m_b, l_b, t, geometry.group)
 
 
 def depends_on_empty(name: str, geometry: Geometry) -> bool:
@@ -234,7 +235,7 @@ def depends_on_empty(name: str, geometry: Geometry) -> bool:
 
 
 def normalised(
-    kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t: int
+    kind: str, m: Array, l: Array, omega: Array, m_b: Array, l_b: Array, t: int, group: int
 ) -> State:
     """Merge as :func:`merge` does, but by a mistake that a merge of normalised results by their lse can make.
 
@@ -252,6 +253,9 @@ def normalised(
         omega[t] = w_b
         return value, np.ones_like(l), omega
 
+    if kind == "weights of first head":
+        w, w_b = (of_first_head(np.exp(x - new), group) for x in (lse, lse_b))
+        return mixed(w, w_b)
     if kind == "weights of other rows":
         seen = (l_b != 0).any(axis=-2)
         return mixed(reordered(np.exp(lse - new), seen), reordered(np.exp(lse_b - new), seen))

@@ -29,6 +29,7 @@ OF_TILES = re.compile(r"\btiles? of \d")
 # They may be a short last tile.
 OF_LAST = re.compile(r"for the last \d+ (queries|keys) of a worker")
 # Parts of the ids of problems, and what is said of faults that show in no other problems.
+OF_CIRCULATION = ("-q", "-gather")
 SHOWN_ONLY = {
     "-q": "This holds where the queries travel; the same problem with travelling keys is right.",
     "-gather": "This holds where the keys are gathered; the same problem with travelling keys is right.",
@@ -200,10 +201,16 @@ def unrefuted(
     """
     if all(BATCHES in one.problem for one in readings) or not any(x.explained for x in readings):
         return told(readings)
+
+    def may_refute(id: str) -> bool:
+        # A ring whose keys travel says nothing of other circulations, which other code computes.
+        others = [part for part in OF_CIRCULATION if part in id]
+        return all(any(part in one.problem for one in readings) for part in others)
+
     proofs = [
         (problem.id, Replayed(problem.proof, outputs[1]))
         for problem, outputs in right
-        if expressible(problem.proof) and BATCHES not in problem.id
+        if expressible(problem.proof) and BATCHES not in problem.id and may_refute(problem.id)
     ]
     # Problems that got the faults of others say nothing about which of these faults it is; see with_others.
     # Faults that show with direction -1 alone are not refuted by what is right with direction 1.
