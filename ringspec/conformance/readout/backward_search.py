@@ -156,10 +156,15 @@ def backward_from(
     bases = [("", model.right)]
     if choices is not model.right and forward_is_whole:
         gradient = match_backward(reader, seen, gradient_of_forward(model, choices))
-        if gradient.whole:
+        # With keys of a wrong head, dk and dv are not those of the heads that the forward pass read.
+        own_heads = all(choices[x] is model.right[x] for x in ("k.head", "v.head"))
+        if gradient.whole and own_heads:
             return Explanation((), True, gradient, (), GRADIENT)
         same = carried(model.right, choices)
         if any(x is not model.right[slot] for slot, x in same.of.items()):
+            match = predict(same)
+            if match.whole:
+                return Explanation((), True, match, (), SAME)
             bases.append((SAME, same))
     found: list[tuple[Explanation, float]] = []
     # Single faults are tried under every base before the longer search for several.

@@ -92,9 +92,14 @@ def explained_sets(reading: Reading) -> tuple[tuple[Named, ...], ...]:
 
 
 def read_as(
-    problem: Problem, outputs: Sequence[Outputs], others: Sequence[Reading]
+    problem: Problem,
+    outputs: Sequence[Outputs],
+    others: Sequence[Reading],
 ) -> Reading | None:
-    """Return the reading of a problem's two calls by the faults of one of ``others``; None if these do not explain them."""
+    """Return the reading of a problem's two calls by the faults of one of ``others``; None if these do not explain them.
+
+    Faults that the problem's ring cannot have are left out: without a mask, there is no fault in the mask.
+    """
     tried: list[Told] = []
     explained = [one for one in others if one.explained]
     # What accounts for most of the other problems is tried first.
@@ -105,17 +110,23 @@ def read_as(
             continue
         tried.append(found)
         if explains(found, (problem.call, problem.proof), outputs):
+            possible = Replayed(problem.call, outputs[0]).possible(found.faults)
             forward, backward = (
-                part and with_faults(part, found) for part in (one.forward, one.backward)
+                part and with_faults(part, found, possible) for part in (one.forward, one.backward)
             )
-            return Reading(problem.id, False, forward, backward)
+            if backward and not (forward and forward.sets):
+                backward = dataclasses.replace(backward, base="")
+            reading = Reading(problem.id, False, forward, backward)
+            if reading.explained:
+                return reading
     return None
 
 
-def with_faults(part: PassRead, found: Told) -> PassRead:
-    """Return the same pass with at most one of its sets of faults: the first with no fault outside ``found``."""
+def with_faults(part: PassRead, found: Told, possible: Sequence[Named]) -> PassRead:
+    """Return the same pass with at most one set of faults: the ``possible`` ones of the first with no fault outside ``found``."""
     sets = [one for one in part.sets if set(one) <= set(found.faults)]
-    return dataclasses.replace(part, sets=tuple(sets[:1]))
+    left = [tuple(fault for fault in one if fault in possible) for one in sets[:1]]
+    return dataclasses.replace(part, sets=tuple(one for one in left if one))
 
 
 def simplest(part: PassRead) -> tuple[tuple[Named, ...], ...]:
@@ -334,6 +345,8 @@ def refutes(proof: Replayed, found: Told) -> bool:
     )
     for faults in dict.fromkeys((found.faults, renamed)):
         compared = proof.compared(dataclasses.replace(found, faults=faults), in_every_way=True)
+        if compared is None and faults != found.faults and not proof.has_window:
+            continue
         if compared is None or compared.fits:
             return False
     return True

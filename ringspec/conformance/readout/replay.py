@@ -158,6 +158,19 @@ class Replayed:
             parts.append(next((one for one in found if one.fits), found[0]))
         return Compared(all(one.fits for one in parts), any(one.wrong for one in parts))
 
+    @property
+    def has_window(self) -> bool:
+        return self.rings[0][0].given.geometry.window is not None
+
+    def possible(self, faults: Sequence[Named]) -> list[Named]:
+        """Return the faults that a ring of this call can have: without a mask, none can be in the mask."""
+        return [
+            fault
+            for fault in faults
+            if is_rounding(fault.kind)
+            or any(ring.fault(fault.name) is not None for ring in self.rings[0])
+        ]
+
     def saved(self, entry: int) -> tuple[Array, Array] | None:
         """Return the target's own o [W, H, n, D] and lse [W, H, n]; None if it hides lse."""
         if "lse" not in self.outputs:
