@@ -3,7 +3,7 @@
     python docs/readouts.py
 
 runs each bug as a kernel, in the first recipe in which it fails a case, and writes the sentences by bug to
-docs/conform/readouts.json. Takes about ten minutes on one core.
+docs/conform/readouts.json. Takes about half an hour on one core.
 """
 
 import json
