@@ -25,7 +25,7 @@ def told_of(**faults):
 
 
 def named(*words, phase="backward", **faults):
-    """Assert that these are all sentences, except for what the backward pass makes of a wrong forward pass."""
+    """Assert that these are all sentences, apart from what the backward pass makes of a wrong forward pass."""
     told = [one for one in told_of(**faults).sentences if one not in OF_BACKWARD]
     assert told == [f"In the {phase} pass, {one}." for one in words]
 

@@ -38,7 +38,7 @@ def core_barrier(
 
     ``data`` is a tensor in shared HBM, the same one on both cores; ``cores`` is (0, 1). Accesses to ``data`` before the
     barrier, by either core, are ordered before all accesses to ``data`` after it. Accesses to other tensors are not
-    ordered: pass each tensor that the cores share to a barrier of its own. A tile in SBUF, which both cores must pass then,
+    ordered: pass each tensor that the cores share to its own barrier. A tile in SBUF, which both cores must pass then,
     is accepted with a :class:`SimulatorWarning`, and no access is ordered: the cores do not share the tile.
 
     Raises :class:`LaunchError` in a kernel that runs on one core, :class:`PlacementError` if ``data`` is not in shared

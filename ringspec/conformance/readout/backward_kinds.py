@@ -94,8 +94,9 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         both,
         1.1,
     )
+    of_operands = list(operand_kinds(geometry, "backward", masks, distinct))
     if geometry.travels("backward") == "keys":
-        for kind in operand_kinds(geometry, "backward", masks, distinct):
+        for kind in of_operands:
             saved = OF_STEP_0.get(kind.words)
             if saved:
                 yield Kind(f"every step uses {saved} of step 0", (*kind.changes, *both), 1.2)
@@ -109,7 +110,7 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         yield Kind(
             f"delta is summed over only {words} of the head dimension", (("delta_dims", part),)
         )
-    yield from operand_kinds(geometry, "backward", masks, distinct)
+    yield from of_operands
     yield from product_kinds(geometry, distinct)
     zeros = (
         ("times", 0.0),

@@ -19,7 +19,7 @@ from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Kind, factors, factors_beside_scores
 from ringspec.conformance.readout.masks import Mask, every_mask, numbers_of
 from ringspec.conformance.readout.operands import Operand, of_tables
-from ringspec.conformance.readout.product_kinds import DS_WORDS
+from ringspec.conformance.readout.product_kinds import DS_WORDS, blocks_left
 from ringspec.problem.model import Array, Booleans
 
 # Wrong forms of dS that are not 0 in hidden pairs.
@@ -174,18 +174,13 @@ def blocks_before(geometry: Geometry, phase: str, visible: Booleans) -> Array:
 
     ``visible``: the correct mask.
     """
-    W, n, run = geometry.workers, geometry.slots, geometry.own_run
-    sees = np.asarray(
-        np.broadcast_to(visible, (W, W, *visible.shape[2:])).any(axis=4, keepdims=True)
-    )
-    step = geometry.steps(phase)[:, :, None, None, None]
-    found = np.zeros((W, W, *visible.shape[2:4], n))
-    for number in range(W):
-        found += (step > number) & (sees & (step == number)).any(axis=1, keepdims=True)
+    whole = (geometry.workers, geometry.workers, *visible.shape[2:])
+    sees = np.asarray(np.broadcast_to(visible, whole).any(axis=4, keepdims=True))
+    found = sees.sum(axis=1, keepdims=True) - blocks_left(geometry, phase, sees, 1)
+    run, own = geometry.own_run, geometry.own_blocks
     if run == geometry.run:
-        return found
-    own = np.eye(W, dtype=bool)[:, :, None, None, None]
+        return np.asarray(found)
     first, second = (visible[..., x : x + run].any(axis=4, keepdims=True) for x in (0, run))
     both = np.asarray((own & first & second).any(axis=1, keepdims=True))
-    later = (np.arange(n) >= run) & own
-    return found + both * (later | ~own)
+    later = (np.arange(geometry.slots) >= run) & own
+    return np.asarray(found + both * (later | ~own))

@@ -117,11 +117,14 @@ class Tiles:
         """Return the keys of each tile of a block, as slices."""
         if self.own and step > 0:
             return [slice(0, geometry.slots)]
-        starts = range(0, geometry.slots, geometry.run)
+        return self.in_ranges(geometry.slots, geometry.run)
+
+    def in_ranges(self, slots: int, run: int) -> list[slice]:
+        """Return the keys of each tile, as slices, if the tiles begin anew in each range of ``run`` of ``slots`` keys."""
         found = [
-            slice(x, min(x + self.size, start + geometry.run))
-            for start in starts
-            for x in range(start, start + geometry.run, self.size)
+            slice(x, min(x + self.size, start + run))
+            for start in range(0, slots, run)
+            for x in range(start, start + run, self.size)
         ]
         return found[::-1] if self.backwards else found
 

@@ -157,14 +157,12 @@ def undoes(fault: Fault, choices: Choices, base: Choices) -> bool:
 
     ``base``: the choices without faults.
     """
-    after = fault.applied(choices)
-    for slot in fault.kind.slots - set(OF_ALL):
-        right, before, now = (
-            np.asarray(x.in_kernel(fault.kind.only)[slot]) for x in (base, choices, after)
-        )
-        if ((before != right) & (now == right)).any():
-            return True
-    return False
+    every = base, choices, fault.applied(choices)
+    right, before, now = (one.in_kernel(fault.kind.only) for one in every)
+    return any(
+        np.any((before[slot] != right[slot]) & (now[slot] == right[slot]))
+        for slot in fault.kind.slots - set(OF_ALL)
+    )
 
 
 def by_gain(plain: Match, chain: Chain) -> tuple[float, float]:

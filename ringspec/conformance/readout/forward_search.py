@@ -330,14 +330,9 @@ def of_sums(kind: Kind) -> bool:
 
 def tiles_alike(reader: Reader, tiles: Tiles, seen: Array, ours: Array) -> bool:
     """Return whether, in every tile, each row is correct up to a factor, as after a wrong merge of these tiles."""
-    starts = {keys.start for keys in tiles.of(reader.geometry)}
-    if (
-        reader.geometry.own_run < reader.geometry.run
-    ):  # there, the tiles of a block begin anew at its second chunk
-        run = reader.geometry.own_run
-        starts |= {x + y for x in (0, run) for y in range(0, run, tiles.size)}
-    ends = [*sorted(starts)[1:], reader.geometry.slots]
-    parts = [(seen[..., x:y], ours[..., x:y]) for x, y in zip(sorted(starts), ends, strict=True)]
+    n, runs = reader.geometry.slots, {reader.geometry.run, reader.geometry.own_run}
+    starts = sorted({keys.start for run in runs for keys in tiles.in_ranges(n, run)})
+    parts = [(seen[..., x:y], ours[..., x:y]) for x, y in itertools.pairwise((*starts, n))]
     return all(
         (ratio_steady(x, y, reader.tolerance) | (np.abs(x) <= FAINT).all(axis=-1)).all()
         for x, y in parts

@@ -118,6 +118,11 @@ class Geometry:
         """The same for a worker's own block."""
         return self.slots // 2 if self.parts == OWN_CHUNKS else self.run
 
+    @cached_property
+    def own_blocks(self) -> Booleans:
+        """Which blocks are those of a worker with its own keys, [a, b, 1, 1, 1]."""
+        return np.eye(self.workers, dtype=bool)[:, :, None, None, None]
+
     def travels(self, phase: str) -> str:
         """Return whether 'queries' or 'keys' travel in a pass."""
         if phase == "forward":

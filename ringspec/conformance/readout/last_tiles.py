@@ -35,7 +35,7 @@ def short_tiles(right: Booleans) -> Iterator[tuple[str, Booleans]]:
 
 def padded_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Iterator[Kind]:
     """Yield the mistake of counting the zeros that fill up the last tile of keys; ``visible``: the correct mask."""
-    run, own = geometry.run, np.eye(geometry.workers, dtype=bool)[:, :, None, None]
+    run, own = geometry.run, geometry.own_blocks[..., 0]
 
     def padded(masked: bool, size: int) -> Array:
         found = padded_keys(visible, run, masked, size)

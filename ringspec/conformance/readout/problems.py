@@ -185,7 +185,7 @@ class Problem:
 
     @property
     def of_other_sizes(self) -> bool:
-        """Tell whether the problem has a number of workers or slots of its own."""
+        """Tell whether the problem has another number of workers or slots than most."""
         geometry = self.pairs.geometry
         return geometry.slots == ODD_SLOTS or f"-w{geometry.workers}" in self.id
 

@@ -132,7 +132,8 @@ def replaced_kinds(geometry: Geometry, visible: Booleans) -> Iterator[Kind]:
         of_rows = np.asarray(visible.any(axis=3 + axis, keepdims=True))
         what = f"a block's {listing(names)} {verb(names)}"
         words = f"{what} added again with each later block that the row sees"
-        yield Kind(words, at_counts(names, blocks_left(geometry, of_rows, axis)), 1.25)
+        left = blocks_left(geometry, "backward", of_rows, axis)
+        yield Kind(words, at_counts(names, left), 1.25)
         for seen, where in ((of_rows, "the rows that it sees"), (of_blocks, "all rows")):
             last, first = last_and_first(geometry, seen, axis)
             words = f"{what} written over what was added up before, in {where}"
@@ -141,9 +142,9 @@ def replaced_kinds(geometry: Geometry, visible: Booleans) -> Iterator[Kind]:
             yield Kind(doubled, at_counts(names, last * (2.0 - first)), 1.25)
 
 
-def blocks_left(geometry: Geometry, seen: Booleans, axis: int) -> Array:
+def blocks_left(geometry: Geometry, phase: str, seen: Booleans, axis: int) -> Array:
     """Return how many blocks a row sees along ``axis`` of ``seen`` from each block on, with this block."""
-    step = geometry.steps("backward")[:, :, None, None, None]
+    step = geometry.steps(phase)[:, :, None, None, None]
     found = np.zeros(seen.shape)
     for number in range(geometry.workers):
         found += (step <= number) & (seen & (step == number)).any(axis=axis, keepdims=True)

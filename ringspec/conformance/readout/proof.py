@@ -28,8 +28,8 @@ MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
 # They may be a short last tile.
 OF_LAST = re.compile(r"for the last \d+ (queries|keys) of a worker")
+OF_CIRCULATION = ("-q", "-gather")  # parts of the ids of problems
 # Parts of the ids of problems, and what is said of faults that show in no other problems.
-OF_CIRCULATION = ("-q", "-gather")
 SHOWN_ONLY = {
     "-q": "This holds where the queries travel; the same problem with travelling keys is right.",
     "-gather": "This holds where the keys are gathered; the same problem with travelling keys is right.",
@@ -92,9 +92,7 @@ def explained_sets(reading: Reading) -> tuple[tuple[Named, ...], ...]:
 
 
 def read_as(
-    problem: Problem,
-    outputs: Sequence[Outputs],
-    others: Sequence[Reading],
+    problem: Problem, outputs: Sequence[Outputs], others: Sequence[Reading]
 ) -> Reading | None:
     """Return the reading of a problem's two calls by the faults of one of ``others``; None if these do not explain them.
 

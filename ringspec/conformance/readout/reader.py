@@ -42,15 +42,8 @@ from ringspec.problem.model import Array, Booleans
 # Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
 # results that stay unexplained take.
 EVALUATIONS = 33_000
-FEATURES = (
-    "cap",
-    "dlse",
-    "sink",
-    "dsink",
-    "bias",
-    "dbias",
-    "drop",
-)  # how the names of their choices begin
+# How the names of the choices about features begin.
+OF_FEATURES = ("cap", "dlse", "sink", "dsink", "bias", "dbias", "drop")
 # Choices of how often a share is added to the gradient that a matrix is read from.
 COUNTS = {
     "P": "dv_count",
@@ -64,7 +57,7 @@ MOST_WHOLE, MOST_PARTIAL = 40, 3
 
 def of_feature(kind: Kind) -> bool:
     """Return whether a kind changes a choice about the soft cap, dlse, sinks, a bias or dropout."""
-    return any(slot.startswith(FEATURES) for slot in kind.slots)
+    return any(slot.startswith(OF_FEATURES) for slot in kind.slots)
 
 
 class Reader:

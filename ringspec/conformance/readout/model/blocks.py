@@ -80,8 +80,9 @@ def with_wrong_lse(
         keys = s[..., start : start + run]
         m, l, p = softmax_of(keys)
         parts.append((with_lse(model, numbers, keys, m, l), l, p))
-    m, l, p = chosen_of(model.own_blocks, joined(parts), found)
-    return m, l, p, np.where(model.own_blocks[..., None], p, p_of_v)
+    own = model.geometry.own_blocks
+    m, l, p = chosen_of(own[..., 0], joined(parts), found)
+    return m, l, p, np.where(own, p, p_of_v)
 
 
 def in_row_sums(model: Model, e: Array, c: Choices) -> Array:

@@ -30,7 +30,6 @@ class Model:
         self.workers, self.heads, self.group = geometry.workers, geometry.heads, geometry.group
         self.slots, self.key_heads = geometry.slots, geometry.heads // geometry.group
         self.shape = (self.workers, self.workers, self.heads, self.slots, self.slots)
-        self.own_blocks = np.eye(self.workers, dtype=bool)[:, :, None, None]
         self.order = np.argsort(geometry.steps("forward"), axis=1)
         self.rows = np.arange(self.workers)
         self.s, self.g = (by_token(x) for x in (pairs.s, pairs.g))

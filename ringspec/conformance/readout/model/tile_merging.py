@@ -28,7 +28,9 @@ def in_tiles(model: Model, s: Array, tiles: Tiles) -> State:
     run = model.geometry.own_run
     if run < model.geometry.run and s.shape[-1] > run:
         of_chunks = in_chunks(model, s, dataclasses.replace(tiles, chunks=True), run)
-        return chosen_of(model.own_blocks, of_chunks, in_one_range(model, s, tiles))
+        return chosen_of(
+            model.geometry.own_blocks[..., 0], of_chunks, in_one_range(model, s, tiles)
+        )
     return in_one_range(model, s, tiles)
 
 
