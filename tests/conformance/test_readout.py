@@ -5,6 +5,7 @@ import json
 import time
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -34,7 +35,7 @@ from ringspec.conformance.run import explain
 from ringspec.conformance.run.explain import explain_target, run_problem
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
-from ringspec.formats import load, round_to
+from ringspec.formats import load
 
 ROOT = Path(__file__).resolve().parents[2]
 WRONG = ROOT / "docs" / "examples" / "wrong_ring.py"
@@ -445,19 +446,50 @@ def test_gradients_of_an_o_that_is_not_finite_are_not_read():
     assert not any("delta is summed" in sentence for sentence in found.sentences)
 
 
-class RoundingKeys(Ignoring):
-    """The float32 reference with keys that are rounded to bfloat16: readouts have whole numbers, which stay as they are."""
+class WithChangedKeys(Ignoring):
+    """The float32 reference with changed keys: whole numbers, which the keys of readouts are, stay as they are."""
+
+    def __init__(self, changed):
+        super().__init__()
+        self.changed = changed
 
     def run(self, call):
-        k = tuple(load(round_to(load(x), "bfloat16")).astype(x.dtype) for x in call.tensors["k"])
-        rounded = dataclasses.replace(call, tensors={**call.tensors, "k": k})
-        return REFERENCES["float32"].run(rounded)
+        k = tuple(self.changed(load(x)).astype(x.dtype) for x in call.tensors["k"])
+        return REFERENCES["float32"].run(
+            dataclasses.replace(call, tensors={**call.tensors, "k": k})
+        )
 
 
 def test_a_target_that_is_wrong_for_random_inputs_alone_is_not_called_right():
-    found = explain_target(RoundingKeys())
+    found = explain_target(WithChangedKeys(lambda k: np.round(16 * k) / 16))
     assert found.wrong == len(found.runs) and not found.right
     assert "those of random inputs are not" in found.sentences[0] and not found.searched
+
+
+def bfloat16(x):
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def test_inputs_that_are_rounded_to_16_bits_are_named_although_readouts_hold_whole_numbers():
+    found = explain_target(WithChangedKeys(bfloat16))
+    assert found.sentences == (
+        "In the forward pass, keys are rounded to bfloat16.",
+        "In the backward pass, keys are rounded to bfloat16.",
+    )
+    assert len(found.told.explained) == found.wrong == len(found.runs)
+
+
+@pytest.mark.parametrize("passes", [("forward",), ("backward",), ("forward", "backward")])
+def test_keys_and_values_that_are_rounded_when_they_are_sent_are_said_to_be_rounded_from_step_1_on(
+    passes,
+):
+    layouts = ("contiguous", "zigzag", "striped")
+    found = explain_target(TiledRing(layouts, sent=bfloat16, passes=passes, directions=(1, -1)))
+    assert found.sentences == tuple(
+        f"In the {one} pass, from step 1 on, keys and values are rounded to bfloat16."
+        for one in passes
+    )
+    assert len(found.told.explained) == found.wrong == len(found.runs)
 
 
 def test_faults_that_need_direction_minus_1_are_read_and_said_to_need_it():

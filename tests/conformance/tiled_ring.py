@@ -93,7 +93,8 @@ class TiledRing:
     ``own_chunks``: a worker computes its own zigzag block as three parts: each half with itself, and the second half with
     the first. ``l_too``: ``alpha`` is the factor of l, too. ``lse_of``: a function of the m and l of a part. ``one_later``:
     a striped block of a later worker begins at key 1. ``scaled_again``: each part multiplies its queries by the scale.
-    ``values_of``: the worker whose values a step uses, in ``passes``.
+    ``values_of``: the worker whose values a step uses, in ``passes``. ``sent``: a function on the keys and values that
+    arrive from another worker, in ``passes``.
     Of the backward pass: ``add`` adds up a block's ``added`` gradients. ``uncleared_in``: the same for ``uncleared``.
     ``dv_before_mask``, ``dp_of_k``: the product for dv without the mask, and dp with k. ``delta_of``: a function on delta.
     ``early``: dk and dv are added before those of the visitor arrive. ``last_hop``: 'lost' if the last step and hop are.
@@ -243,8 +244,9 @@ class TiledRing:
         """Return the keys and the values of worker b at worker r."""
         lost = self.fault("no_wrap") and (b - r) * call.direction > 0
         values_of = self.fault("values_of", lambda call, r, b: b, phase)
+        sent = same if b == r else self.fault("sent", same, phase)
         return [
-            x[a] * (0 if lost else 1)
+            sent(x[a]) * (0 if lost else 1)
             for x, a in zip(shards, (b, values_of(call, r, b)), strict=True)
         ]
 

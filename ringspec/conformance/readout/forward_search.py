@@ -45,7 +45,7 @@ from ringspec.conformance.readout.model.merging import weights_of_blocks
 from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.part_search import lses_that_fit, of_lse
-from ringspec.conformance.readout.places import Place, Places
+from ringspec.conformance.readout.places import FROM_STEP_1, Place, Places
 from ringspec.conformance.readout.reader import Reader
 from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
@@ -57,7 +57,7 @@ MOST_STARTS = 6  # of a kind of evidence
 OF_FORWARD = 2 / 3  # the share of the search in the forward pass, if a backward pass follows
 
 # Places in which a kind that moves weights between blocks is tried, whatever the weights show.
-OF_STEPS = ("from step 1 on", "in the last step", "in all but the last step")
+OF_STEPS = (FROM_STEP_1, "in the last step", "in all but the last step")
 
 
 def containing(pairs: Booleans) -> Callable[[Place], bool]:

@@ -18,6 +18,7 @@ from ringspec.problem.model import Array, Booleans
 MOST_LISTED = 8
 CHANCE = 0.35  # fraction of numbers that may be equal by chance
 Amounts = Array | Booleans
+FROM_STEP_1 = "from step 1 on"
 LISTED = "in the blocks (queries of worker, keys of worker)"
 MOST_RECTANGLES = 12
 PAIRS = "for the pairs of"  # of slots in a block, counted from 0
@@ -66,7 +67,7 @@ def block_places(
             found.append(Place(words, table, cost))
 
     add("in the blocks of a worker's own keys (step 0)", step == 0, 0.3)
-    add("from step 1 on", step > 0, 0.3)
+    add(FROM_STEP_1, step > 0, 0.3)
     add("in the last step", step == W - 1, 0.5)
     add("in all but the last step", step < W - 1, 0.5)
     for number in range(1, W):

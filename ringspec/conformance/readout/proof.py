@@ -22,6 +22,7 @@ from ringspec.conformance.readout.problems import (
 )
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
+from ringspec.conformance.readout.rounded_inputs import rounded_inputs
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, accounts, told
 
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
@@ -39,8 +40,8 @@ SHOWN_ONLY = {
 }
 OF_PROBLEM = ("readout/", "block/", "blocks/")  # how sentences about single problems begin
 NOT_RANDOM = (
-    "the readout's numbers are right, but those of random inputs are not; perhaps an input is rounded to 16 bits, which the "
-    "whole numbers of a readout do not show"
+    "the readout's numbers are right, but those of random inputs are not; perhaps values are rounded, or limited to a "
+    "range, which the whole numbers of a readout do not show"
 )
 NOT_PROVED = "a change that gives the numbers of this readout was found, but it does not give those of random inputs"
 
@@ -66,7 +67,9 @@ def read_proven(
     if found.right:
         if right_too(problem, outputs[1]):
             return found
-        return Reading(problem.id, False, PassRead(left=NOT_RANDOM))
+        rounded = rounded_inputs(problem.proof, outputs[1]) if expressible(problem.proof) else None
+        forward, backward = rounded or (PassRead(left=NOT_RANDOM), None)
+        return Reading(problem.id, False, forward, backward, evaluations=1)
     shown = proven(found, problem, outputs[1])
     if shown.explained or not found.explained:
         return shown
