@@ -331,7 +331,7 @@ def explanation_of(records: Sequence[Record]) -> dict[str, Any] | None:
     passed = [one for one in records if one.id.startswith("readout/") and one.outcome == "pass"]
     return {
         "sentences": list(found.sentences),
-        "alternatives": list(found.alternatives),
+        "alternatives": [one.words for one in found.alternatives],
         "explained": [*found.explained, *others],
         "failures": len(failed),
         "hint": found.hint,

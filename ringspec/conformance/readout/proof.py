@@ -287,22 +287,21 @@ def with_same_faults(found: Told, own: Sequence[Reading], left: Sequence[Reading
 def with_others(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:
     """Count those of the problems whose results the told faults give; drop the alternatives that do not give them all."""
     named = {*found.explained, *found.others}
-    instead = list(zip(found.alternatives, found.instead, strict=True))
+    alternatives = found.alternatives
     also = []
     for problem, outputs in problems if found.faults else ():
         calls = problem.call, problem.proof
         if problem.id not in named and explains(found, calls, outputs):
             also.append(problem.id)
-            instead = [
-                (words, faults)
-                for words, faults in instead
-                if explains(dataclasses.replace(found, faults=faults), calls, outputs)
-            ]
+            alternatives = tuple(
+                one
+                for one in alternatives
+                if explains(dataclasses.replace(found, faults=one.faults), calls, outputs)
+            )
     return dataclasses.replace(
         found,
         explained=(*found.explained, *also),
-        alternatives=tuple(words for words, _ in instead),
-        instead=tuple(faults for _, faults in instead),
+        alternatives=alternatives,
     )
 
 

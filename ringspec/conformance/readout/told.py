@@ -37,6 +37,14 @@ WITH_A_WINDOW = {"the causal mask is ignored and the window kept": "no pair is m
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """Another explanation that fits as well: its ``words``, and all ``faults`` of a ring that has it."""
+
+    words: str
+    faults: tuple[Named, ...]
+
+
+@dataclass(frozen=True)
 class Told:
     """What a target, the implementation under test, computes instead of attention.
 
@@ -44,16 +52,15 @@ class Told:
     ``sentences``: the faults in words, then what is wrong in a problem that the faults do not explain. ``others``: the ids
     of problems that have other faults, to which a sentence of their own applies; of the problems that were not searched,
     it need not name all.
-    ``alternatives``: other explanations that fit as well, in words; ``instead``: their faults, in the same order. ``hint``: where in a kernel to look for the first
-    fault. ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes apart
-    from the faults; '' if it is the correct gradient.
+    ``alternatives``: other explanations that fit as well. ``hint``: where in a kernel to look for the first fault.
+    ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes apart from the
+    faults; '' if it is the correct gradient.
     """
 
     faults: tuple[Named, ...] = ()
     base: str = ""
     sentences: tuple[str, ...] = ()
-    alternatives: tuple[str, ...] = ()
-    instead: tuple[tuple[Named, ...], ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     explained: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     hint: str = ""
@@ -68,7 +75,9 @@ def told(readings: Sequence[Reading]) -> Told:
     return dataclasses.replace(
         found,
         sentences=tuple(map(in_batches, found.sentences)),
-        alternatives=tuple(map(in_batches, found.alternatives)),
+        alternatives=tuple(
+            dataclasses.replace(one, words=in_batches(one.words)) for one in found.alternatives
+        ),
         hint=hints.BATCHES if found.hint == hints.HEADS else found.hint,
     )
 
@@ -118,8 +127,10 @@ def combined(readings: Sequence[Reading]) -> Told:
         faults=tuple(faults),
         base=first.backward.base if first.backward else "",
         sentences=tuple(sentences),
-        alternatives=tuple(" ".join(fault.told() for fault in one) for one in alternatives),
-        instead=tuple(in_place_of(one, faults) for one in alternatives),
+        alternatives=tuple(
+            Alternative(" ".join(fault.told() for fault in one), in_place_of(one, faults))
+            for one in alternatives
+        ),
         explained=tuple(one.problem for one in same),
         others=tuple(of_others),
         hint=next((fault.hint for fault in faults if fault.hint), ""),

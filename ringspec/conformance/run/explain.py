@@ -127,7 +127,7 @@ class Explained:
     @property
     def alternatives(self) -> tuple[str, ...]:
         """Other explanations that fit as well, in sentences."""
-        return tuple(reworded(one, self.made_of) for one in self.told.alternatives)
+        return tuple(reworded(one.words, self.made_of) for one in self.told.alternatives)
 
     @property
     def hint(self) -> str:
