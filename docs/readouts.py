@@ -41,7 +41,8 @@ def told() -> dict[str, list[str]]:
 
 def main() -> None:
     # Every problem gets the full search.
-    explain.EVALUATIONS_OF_ONE = explain.LEAST = explain.LEAST_OF_OTHERS = explain.EVALUATIONS
+    explain.EVALUATIONS_OF_ONE = explain.LEAST = explain.EVALUATIONS
+    explain.MOST_UNEXPLAINED = 1_000
     made = {mutant.id: sentences_of(mutant) for mutant in MUTANTS.values()}
     explained = {id: sentences for id, sentences in made.items() if sentences}
     STORED.write_text(json.dumps(explained, indent=1) + "\n", encoding="utf-8")

@@ -256,7 +256,7 @@ def test_what_another_problem_shows_besides_the_told_faults_is_said():
     swapped = combined(
         [reading("causal", "o is 0", "dq is 0"), reading("full", "dq is 0", "o is 0")]
     )
-    assert swapped.others == ("full",) and len(swapped.sentences) == 2
+    assert swapped.explained == ("causal", "full") and len(swapped.sentences) == 2
     window = reading("window", "the causal mask is ignored and the window kept", "o is 0")
     masked = combined([reading("causal", "no pair is masked"), window])
     assert masked.sentences[-1] == "window, also: In the forward pass, o is 0."
@@ -299,7 +299,9 @@ def test_numbers_that_only_the_unread_columns_hold_are_compared_too():
 
 
 @pytest.mark.parametrize("explained", [True, False])
-def test_the_search_in_a_problem_gets_what_explained_problems_left(monkeypatch, explained):
+def test_the_search_in_a_problem_gets_what_explained_problems_left_and_ends_after_three_that_it_did_not_explain(
+    monkeypatch, explained
+):
     shares = []
     fault = Named("forward", "the block is not computed", "", 1.0, "")
     part = PassRead(((fault,),)) if explained else PassRead(left="everything")
@@ -317,11 +319,10 @@ def test_the_search_in_a_problem_gets_what_explained_problems_left(monkeypatch, 
         min(x, explain.EVALUATIONS_OF_ONE) if explained or not n else 0 for n, x in enumerate(left)
     ]
     assert most[0] == explain.EVALUATIONS_OF_ONE and count > 4
-    least = [
-        explain.LEAST if explained or n < explain.MOST_UNEXPLAINED else explain.LEAST_OF_OTHERS
-        for n in range(count)
-    ]
-    assert shares == pytest.approx(list(map(max, most, least)))
+    expected = [max(x, explain.LEAST) for x in most]
+    if not explained:
+        expected[explain.MOST_UNEXPLAINED :] = [0.0] * (count - explain.MOST_UNEXPLAINED)
+    assert shares == pytest.approx(expected)
 
 
 def test_a_thorough_search_is_three_times_as_long_and_offered_where_it_may_help(monkeypatch):

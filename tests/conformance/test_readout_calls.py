@@ -55,6 +55,35 @@ def test_every_circulation_that_a_target_claims_is_read(bug, circulation, senten
     assert list(found.sentences) == sentences
 
 
+CHAIN = "those of the visitor in a chain that is not closed (its first worker keeps what it has)"
+
+
+@pytest.mark.parametrize(
+    ("bug", "sentences"),
+    [
+        ("ring-not-closed", [
+            f"In the forward pass, from step 1 on, keys, values and their positions are {CHAIN}.",
+            f"In the backward pass, keys, values and their positions are {CHAIN}, and dk and dv travel in this chain, too.",
+            f"readout/causal-contiguous-q, readout/full-contiguous-q, readout/causal-zigzag-q: In the forward pass, from step 1 on, keys, values and their positions are {CHAIN}. In the backward pass, queries, dy, lse, delta and their positions are {CHAIN}, and dq travels in this chain, too.",
+        ]),
+        ("other-workers-unwritten", [
+            "In the forward pass, on all workers but 0, o is 0.",
+            "The backward pass uses o and lse from before this mistake.",
+            "In the backward pass, dq, dk and dv are 0 on all workers but 0.",
+        ]),
+        ("offset-sign", [
+            "In the forward pass, the offset between the positions of two workers has the wrong sign in the mask.",
+            "The backward pass is the gradient of this wrong forward pass.",
+        ]),
+    ],
+)  # fmt: skip
+def test_a_fault_of_both_passes_is_explained_in_every_problem(bug, sentences):
+    masks = ("causal", "window") if bug == "offset-sign" else ("causal",)
+    found = explain_target(Sometimes(bug, circulations=("kv", "q"), masks=masks))
+    assert list(found.sentences) == sentences
+    assert len({*found.told.explained, *found.told.others}) == found.wrong > 0
+
+
 def test_a_fault_that_shows_with_four_workers_alone_is_said_to_do_so():
     found = explain_target(Sometimes("dkv-not-home", lambda call: call.workers == 4))
     assert found.told.explained == ("readout/causal-contiguous-w4",)

@@ -64,6 +64,9 @@ def lines(name: str, spec: str, told: Explained, thorough: bool = False) -> list
             f"{'These sentences account' if told.told.others else 'This accounts'} for every number in {count} of the "
             f"{told.wrong} problems that failed."
         )
+    if count and told.unexplained:
+        names = [id.partition("/")[2] for id in told.unexplained]
+        found.append(f"Not explained: {', '.join(names)}.")
     if told.searched and count < told.wrong and not thorough:
         found.append("A longer search, with --thorough, may explain more.")
     if told.hint:

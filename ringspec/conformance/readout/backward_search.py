@@ -102,26 +102,39 @@ def explain_backward(
     pass, or a pass that makes the same wrong choices as the forward pass. It may also use o and lse as they were
     before the forward pass stored them wrongly.
     """
-    forward = forward_pass(reader.model, choices)
+    model = reader.model
+    forward = forward_pass(model, choices)
     returned = forward.lse if seen.lse is None else seen.lse, seen.through
-    found = backward_from(reader, seen, choices, forward_is_whole, forward, *returned, known=known)
-    if (
-        (found.whole and not found.faults)
-        or not forward_is_whole
-        or all(choices[x] is reader.model.right[x] for x in STORED)
-    ):
-        return found
+
+    def as_returned() -> Explanation:
+        return backward_from(
+            reader, seen, choices, forward_is_whole, forward, *returned, known=known
+        )
+
+    if not forward_is_whole or all(choices[x] is model.right[x] for x in STORED):
+        return as_returned()
     # The backward pass may use o and lse as they were before they were stored wrongly.
-    before = choices.taking(STORED, reader.model.right)
-    if all(x is reader.model.right[slot] for slot, x in before.of.items()):
-        before = reader.model.right
-    kept = forward_pass(reader.model, before)
-    fewer = len(found.faults) - 1 if found.whole else MOST_FAULTS
-    other = backward_from(reader, seen, before, True, kept, kept.lse, kept.through, fewer)
-    simpler = len(other.faults) < len(found.faults) or not found.whole
-    if other.whole and not other.base and simpler:
-        return dataclasses.replace(other, base=SAVED)
-    return found
+    before = choices.taking(STORED, model.right)
+    if all(x is model.right[slot] for slot, x in before.of.items()):
+        before = model.right
+    kept = forward_pass(model, before)
+
+    def as_kept(most_faults: int) -> Explanation:
+        found = backward_from(reader, seen, before, True, kept, kept.lse, kept.through, most_faults)
+        return dataclasses.replace(found, base=SAVED, whole=found.whole and not found.base)
+
+    plain, plain_kept = (
+        match_backward(reader, seen, backward_pass(model, model.right, *saved))
+        for saved in ((forward, *returned), (kept, kept.lse, kept.through))
+    )
+    if plain_kept.score > plain.score:
+        found = as_kept(MOST_FAULTS)
+        return found if found.whole else as_returned()
+    found = as_returned()
+    if found.whole and not found.faults:
+        return found
+    other = as_kept(len(found.faults) - 1 if found.whole else MOST_FAULTS)
+    return other if other.whole else found
 
 
 def backward_from(

@@ -65,6 +65,7 @@ OF_BLOCKS: Rules = (
     (r"the visitor two steps later", "the part before the previous"),
     (r"the visitor of step 1", "the part before the queries' own"),
     (r"the visitor in a chain that is not closed \(its first worker keeps what it has\)", "the part at this distance, but at least part 0"),
+    (r"dk and dv travel in this chain, too", "dk and dv are added to those of the same parts"),
     (r"the worker whose number equals the step", "the part whose number is the distance of the two parts"),
     (r"are exchanged at each hop", "are exchanged in every second call"),
     (r"each hop adds the arriving (.+?) to what the worker has already sent on", r"\1 of earlier calls are added again in each call"),

@@ -86,8 +86,8 @@ DROPS_IN_DS = ("right", "not in dp", "in p too", "in p, not in dp")
 DSINKS = ("right", "lse without the sinks", "without delta", "of all workers", "of p (1 - p)")
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 # Ways that travelling gradients take by mistake, besides to a wrong worker.
-ROUTES = ("added", "kept if skipped", "lost if skipped", "not sent if skipped")
-MIXINGS = ("sum", "mean", "sum so far", "first", "last")  # over heads or workers
+OPEN = "open chain"
+ROUTES = ("added", "kept if skipped", "lost if skipped", "not sent if skipped", OPEN)
 OF_ALL = (
     "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "routed", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "mixed", "padded", "other_o",
 )  # fmt: skip
@@ -234,11 +234,18 @@ def replaced(old: Any, slot: str, where: Booleans, value: Any) -> Any:
 
 
 def mixing(how: str, count: int) -> Array:
-    """Return how much of each head's or worker's gradient, in columns, each one gets, in rows; ``how``: one of MIXINGS."""
+    """Return how much of each head's or worker's gradient, in columns, each one gets, in rows.
+
+    ``how``: 'sum', 'mean', 'sum so far', 'first', 'last', or 'only 0' or 'without 0', where the number is the one whose
+    gradient is kept or 0.
+    """
     every = np.ones((count, count))
     one = {"first": 0, "last": count - 1}
     if how in one:
         return every * (np.arange(count) == one[how])
+    what, _, number = how.partition(" ")
+    if what in ("only", "without"):
+        return np.diag((np.arange(count) == int(number)) == (what == "only")).astype(float)
     return {"sum": every, "mean": every / count, "sum so far": np.tril(every)}[how]
 
 

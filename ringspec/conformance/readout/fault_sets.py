@@ -6,6 +6,8 @@ each pair, and every fault changes some of them. A *chain* is a set of faults wi
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,10 +21,14 @@ from ringspec.conformance.readout.model.ring import Model
 # How many sets of one fault, and of two faults, that do not explain everything are extended by another fault.
 KEPT = (10, 5)
 MOST_FAULTS = 3
+MOST_PAIRED = 14  # kinds that explain the most alone, of which all sets of two are tried
+MOST_WIDENED = 6  # single faults that are also extended at every place
 MOST_KNOWN = 2  # sets of faults from other problems that are extended
 # The cost up to which a set that is found from a start is told at once. A less simple set, such as two faults of one
 # kernel alone, is told only if the search for two faults finds no simpler one.
 SIMPLE = 3.0
+# The same for a single fault, which may list pairs: two simple faults are searched first.
+SIMPLE_ALONE = 2.6
 
 Chain = tuple[tuple[Fault, ...], Match]
 Candidates = Iterator[tuple[Fault, Match]]
@@ -69,27 +75,34 @@ def explain(
     explaining = [one for one in of_known if one[1].whole]
     if explaining:
         return explanation_of(explaining[:1])
-    started = spare = list[Chain]()
+    started, spare = list[Chain](), list[Chain]()
     beam: list[Chain] = [((), search.plain)]
     for depth in range(most_faults):
         last = depth + 1 == most_faults
         # Faults that may explain everything are tried first: for a single fault, this is a sixth of the work.
         whole, tried = search.extended(beam, True) if singles or depth > 0 else ([], [])
+        if depth == 0 and not last:
+            whole, spare = apart(whole, SIMPLE_ALONE)
         if not whole and not last:
             whole = search.from_known(of_known, depth + 1)
         if not whole and depth == 0 and not last and starts is not None:
-            whole, spare, started = search.from_starts(starts)
+            whole, found, started = search.from_starts(starts)
+            spare = [*spare, *found]
         if not whole and not last:
             whole, tried = search.extended(beam, False)
+            if depth == 0:
+                whole, _ = apart(whole, SIMPLE_ALONE)
             tried += [one for one in started if len(one[0]) == depth + 1]
-        if depth > 0 or not tried:
+            tried.sort(key=search.best)
+            if not whole and depth == 0:
+                whole = search.of_two(tried)
+        if whole or depth > 0 or not tried:
             whole = [*whole, *spare]
         if whole:
             return explanation_of(sorted(whole, key=cost))
         if not tried:
             break
-        tried.sort(key=search.best)
-        beam = varied(tried, KEPT[depth])
+        beam = varied(search.widened(tried) if depth == 0 else tried, KEPT[depth])
     return Explanation((), False, search.plain)
 
 
@@ -127,6 +140,33 @@ class Search:
                 break
         return whole, tried
 
+    def of_two(self, tried: Sequence[Chain]) -> list[Chain]:
+        """Return what explains everything with two of the kinds that explain the most alone, at their places or everywhere."""
+        best: dict[str, tuple[Fault, ...]] = {}
+        for (fault,), _ in tried:
+            if fault.kind.words not in best:
+                at = everywhere(fault), fault
+                best[fault.kind.words] = tuple({one.place.words: one for one in at}.values())
+            if len(best) == MOST_PAIRED:
+                break
+        whole: list[Chain] = []
+        for one, other in itertools.combinations(best.values(), 2):
+            for faults in itertools.product(one, other):
+                match = self.predict(composed(self.base, faults))
+                if match.whole and not undoes(faults[1], faults[0].applied(self.base), self.base):
+                    whole.append((faults, match))
+                if not self.model.may_go_on():
+                    return whole
+        return whole
+
+    def widened(self, tried: Sequence[Chain]) -> Iterator[Chain]:
+        """Yield the chains of one fault; before each of the first, the same kind everywhere, as another fault may hide some of it."""
+        for number, (faults, match) in enumerate(tried):
+            fault = everywhere(faults[0])
+            if number < MOST_WIDENED and fault is not faults[0]:
+                yield (fault,), self.predict(fault.applied(self.base))
+            yield faults, match
+
     def from_known(self, of_known: Sequence[Chain], count: int) -> list[Chain]:
         """Return what explains everything with ``count`` faults that other problems showed and one more."""
         few = [x for x in of_known if len(x[0]) == count and x[1].gain(self.plain) > 0]
@@ -148,8 +188,18 @@ class Search:
                 whole, _ = self.extended(varied(single, KEPT[0]), True)
             self.keep(self.base)
             if whole or not self.model.may_go_on():
-                return (*simple_or_not(whole), every)
+                return (*apart(whole, SIMPLE), every)
         return [], [], every
+
+
+def everywhere(fault: Fault) -> Fault:
+    """Return the same kind of fault at every pair of tokens."""
+    if fault.place.table.all():
+        return fault
+    table = np.ones_like(fault.place.table)
+    return dataclasses.replace(
+        fault, place=dataclasses.replace(fault.place, words="", table=table, cost=0.0)
+    )
 
 
 def undoes(fault: Fault, choices: Choices, base: Choices) -> bool:
@@ -170,9 +220,9 @@ def by_gain(plain: Match, chain: Chain) -> tuple[float, float]:
     return -chain[1].gain(plain), cost(chain)
 
 
-def simple_or_not(whole: list[Chain]) -> tuple[list[Chain], list[Chain]]:
-    """Return all sets first if one of them is simple, else second."""
-    return (whole, []) if any(cost(chain) <= SIMPLE for chain in whole) else ([], whole)
+def apart(whole: list[Chain], simple: float) -> tuple[list[Chain], list[Chain]]:
+    """Return all sets first if the cost of one of them is at most ``simple``, else second."""
+    return (whole, []) if any(cost(chain) <= simple for chain in whole) else ([], whole)
 
 
 def explanation_of(whole: Sequence[Chain]) -> Explanation:
@@ -180,7 +230,7 @@ def explanation_of(whole: Sequence[Chain]) -> Explanation:
     return Explanation(faults, True, match, tuple(x[0] for x in others))
 
 
-def varied(tried: Sequence[Chain], most: int) -> list[Chain]:
+def varied(tried: Iterable[Chain], most: int) -> list[Chain]:
     """Return the first ``most`` sets, without those that predict the same as an earlier set or are part of one."""
     found: list[Chain] = []
     for chain in tried:

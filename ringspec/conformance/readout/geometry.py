@@ -198,6 +198,9 @@ def dealt_otherwise(geometry: Geometry) -> list[Integers]:
     return [*maps, np.argsort(token_of[token_of])]
 
 
+OPEN_CHAIN = "the visitor in a chain that is not closed (its first worker keeps what it has)"
+
+
 def relations(
     geometry: Geometry, phase: str, side: str, distinct: bool = True
 ) -> dict[str, Integers]:
@@ -223,9 +226,7 @@ def relations(
             ),
             "worker 0": np.zeros_like(a),
             "the visitor of step 1": (other - d) % W,
-            "the visitor in a chain that is not closed (its first worker keeps what it has)": np.clip(
-                other - d * step, 0, W - 1
-            ),
+            OPEN_CHAIN: np.clip(other - d * step, 0, W - 1),
         }
     else:
         tables = {

@@ -158,6 +158,9 @@ def every_mask(geometry: Geometry) -> Iterator[Mask]:
     local = "the mask compares slot numbers within a worker, not global positions"
     yield Mask(local, see(slot, slot, causal, window))
     yield Mask("the mask is inverted", ~right)
+    if geometry.layout == "contiguous":
+        words = "the offset between the positions of two workers has the wrong sign in the mask"
+        yield Mask(words, see(geometry.position[None], geometry.position[:, None], causal, window))
     if causal:
         yield from causal_masks(geometry, q, k, slot)
     if window is not None:

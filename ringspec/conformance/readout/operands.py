@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.conformance.readout.geometry import Geometry
+from ringspec.conformance.readout.choices import OPEN
+from ringspec.conformance.readout.geometry import OPEN_CHAIN, Geometry
 from ringspec.conformance.readout.kinds import Kind
 from ringspec.conformance.readout.masks import Mask, numbers_of
 from ringspec.conformance.readout.sources import Source, first_tiles, sources
+from ringspec.problem.model import Booleans
 
 
 def of_tables(
@@ -108,6 +110,9 @@ BACKWARD_OPERANDS = {
 }  # fmt: skip
 
 
+ALL_OF = {"k": 0, "q": -1}  # the operand that consists of all inputs
+
+
 def operand_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
@@ -124,11 +129,31 @@ def operand_kinds(
                 of_rows = "lse" in operand.noun or "delta" in operand.noun
                 if side == "k" or of_rows or not source.words.startswith("as if"):
                     yield operand.taken(source)
-            owners = dict(source.tables).get("worker")
-            if side == "k" and owners is not None and not source.added:
-                with_mask = masks[0].pattern[np.arange(len(owners))[:, None], owners[..., 0, 0, 0]]
-                number = number_of(with_mask)
-                if number or not (distinct or number is None):
-                    both = operands["k"][0].taken(source)
-                    words = f"keys, values and their positions are those {source.words}"
-                    yield Kind(words, (*both.changes, ("mask", number)), 1.05)
+            yield from with_positions(geometry, phase, side, source, masks[0], number_of, distinct)
+
+
+def with_positions(
+    geometry: Geometry,
+    phase: str,
+    side: str,
+    source: Source,
+    right: Mask,
+    number_of: Callable[[Booleans], int | None],
+    distinct: bool,
+) -> Iterator[Kind]:
+    """Yield the mistakes of taking all inputs of another worker's keys or queries, with their positions."""
+    owners = dict(source.tables).get("worker")
+    chain = phase == "backward" and OPEN_CHAIN in source.words
+    if owners is None or source.added or (side == "q" and not chain):
+        return
+    operand = (FORWARD_OPERANDS if phase == "forward" else BACKWARD_OPERANDS)[side][ALL_OF[side]]
+    there, every = owners[..., 0, 0, 0], np.arange(len(owners))
+    number = number_of(right.pattern[(every[:, None], there) if side == "k" else (there, every)])
+    words = f"{operand.noun.replace(' and', ',')} and their positions are those {source.words}"
+    changes = (*operand.taken(source).changes, ("mask", number))
+    if side == "k" and (number or not (distinct or number is None)):
+        yield Kind(words, changes, 1.05)
+    if chain and number is not None:
+        names, travel = (("dq",), "travels") if side == "q" else (("dk", "dv"), "travel")
+        words += f", and {' and '.join(names)} {travel} in this chain, too"
+        yield Kind(words, (*changes, ("routed", (*names, OPEN))), 1.1)

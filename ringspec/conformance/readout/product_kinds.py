@@ -232,6 +232,11 @@ def over_worker_kinds(geometry: Geometry) -> Iterator[Kind]:
             ("first", f"{those} of the first worker on every worker", 1.15),
         ):
             yield Kind(f"{what} {words}", (("mixed", (*names, "workers", how)),), cost)
+    every = ("dq", "dk", "dv")
+    for r in range(geometry.workers) if geometry.workers > 2 else ():
+        for how, where in (("only", "all workers but "), ("without", "worker ")):
+            changes = (("mixed", (*every, "workers", f"{how} {r}")),)
+            yield Kind(f"{listing(every)} are 0 on {where}{r}", changes, 1.3)
 
 
 def skipped_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> Iterator[Kind]:

@@ -23,7 +23,7 @@ from ringspec.conformance.readout.problems import (
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible
 from ringspec.conformance.readout.rounded_inputs import rounded_inputs
-from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, accounts, told
+from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, separate, told
 
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
@@ -38,7 +38,6 @@ SHOWN_ONLY = {
     f"-w{MORE_WORKERS}": f"This shows with {MORE_WORKERS} workers, and not with {WORKERS}.",
     f"-n{ODD_SLOTS}": f"This shows with {ODD_SLOTS} tokens on a worker, where tiles are cut short, and not with {SLOTS}.",
 }
-OF_PROBLEM = ("readout/", "block/", "blocks/")  # how sentences about single problems begin
 NOT_RANDOM = (
     "the readout's numbers are right, but those of random inputs are not; perhaps values are rounded, or limited to a "
     "range, which the whole numbers of a readout do not show"
@@ -54,7 +53,7 @@ def read_proven(
 ) -> Reading:
     """Read the results of a problem's two calls, the readout and its proof.
 
-    ``share``: the part of the usual work that the searches may do. Faults of ``earlier`` readings are tried first.
+    ``share``: the part of the usual work that the searches may do; 0: no search. Faults of ``earlier`` readings are tried first.
     They are accepted if they explain the results of both calls.
     """
     outputs = problem.results(outputs)
@@ -70,6 +69,8 @@ def read_proven(
         rounded = rounded_inputs(problem.proof, outputs[1]) if expressible(problem.proof) else None
         forward, backward = rounded or (PassRead(left=NOT_RANDOM), None)
         return Reading(problem.id, False, forward, backward, evaluations=1)
+    if not share:
+        return found
     shown = proven(found, problem, outputs[1])
     if shown.explained or not found.explained:
         return shown
@@ -244,15 +245,8 @@ def unrefuted(
 
     own = [one for one in readings if one.evaluations or not says_nothing(one)]
     found = told([without_refuted(one, right_with(shown)) for one in own])
-    found = with_same_faults(found, own, [one for one in readings if one not in own])
     against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
-    if not against:
-        return found
-    # Sentences about single problems come last.
-    of_all = [one for one in found.sentences if not one.startswith(OF_PROBLEM)]
-    of_some = found.sentences[len(of_all) :]
-    sentences = (*of_all, *does_not_hold(found, against), *of_some)
-    return dataclasses.replace(found, sentences=sentences)
+    return dataclasses.replace(found, refuted=does_not_hold(found, against))
 
 
 def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
@@ -265,23 +259,6 @@ def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
     if against:
         said.append(f"This does not hold in {', '.join(against)}, whose results are right.")
     return tuple(said)
-
-
-def with_same_faults(found: Told, own: Sequence[Reading], left: Sequence[Reading]) -> Told:
-    """Count those of the readings ``left`` whose faults are those of one of ``own`` that has its own sentence."""
-    named = [one for one in own if one.problem in found.others]
-    also = [
-        one.problem
-        for one in left
-        if any(
-            all(
-                accounts(phase, part.sets[0] if part and part.sets else (), other)
-                for phase, part in (("forward", one.forward), ("backward", one.backward))
-            )
-            for other in named
-        )
-    ]
-    return dataclasses.replace(found, others=(*found.others, *also))
 
 
 def with_others(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:
@@ -303,6 +280,13 @@ def with_others(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]
         explained=(*found.explained, *also),
         alternatives=alternatives,
     )
+
+
+def with_rest(found: Told, readings: Sequence[Reading]) -> Told:
+    """Say what is wrong in the problems that are explained by faults of others, and for which no sentence accounts."""
+    named = {*found.explained, *found.others}
+    rest = [one for one in readings if one.explained and one.problem not in named]
+    return dataclasses.replace(found, separate=separate(found.faults, rest, found.separate))
 
 
 def all_refuted(reading: Reading, right: Sequence[Replayed]) -> bool:

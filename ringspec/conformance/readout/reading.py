@@ -63,6 +63,7 @@ OF_PAIRS = {
     "the block is counted": "a pair is counted",
     "no pair is masked": "the mask does not hide what it should hide",
 }
+NOT_SEARCHED = "the explanations of other problems do not fit, and no others were searched"
 BY_ROUNDING = (
     "each pair has the correct weight to within 5 %, but the numbers differ by more than rounding allows. "
     "The readout does not see why; ringspec check measures it."
@@ -169,7 +170,7 @@ def read(
     known: Sequence[Sequence[Named]] = (),
     refuted: str = "",
 ) -> Reading:
-    """Explain the results of one problem; ``share``: the part of the usual work that its searches may do.
+    """Explain the results of one problem; ``share``: the part of the usual work that its searches may do; 0: no search.
 
     ``proof``: the results of the call with random inputs, if they are known. ``known``: sets of faults that other
     problems showed. ``refuted``: a kind of fault that is not tried.
@@ -182,6 +183,8 @@ def read(
     expected = {name: (right[name], sizes[name]) for name in results}
     if agrees(results, expected, problem.tolerance):
         return Reading(problem.id, True)
+    if not share:
+        return Reading(problem.id, False, PassRead(left=NOT_SEARCHED))
     names = [[one.name for one in faults if not is_rounding(one.kind)] for faults in known]
     missing = not_finite(geometry, results, right)
     gradients = {name: results[name] for name in GRADIENTS if name in results}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ringspec.conformance.readout import hints
 from ringspec.conformance.readout.backward_search import GRADIENT
-from ringspec.conformance.readout.places import PAIRS
+from ringspec.conformance.readout.places import LISTED, PAIRS
 from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
 from ringspec.conformance.readout.rounding import is_rounding
 
@@ -45,13 +45,24 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class Separate:
+    """What is said of some ``problems`` alone: ``words``, in place of the first sentences or, as ``how`` says, beside them."""
+
+    problems: tuple[str, ...]
+    how: str
+    words: str
+
+    def told(self) -> str:
+        return f"{', '.join(self.problems)}{self.how}: {self.words}"
+
+
+@dataclass(frozen=True)
 class Told:
     """What a target, the implementation under test, computes instead of attention.
 
-    ``faults``: the faults that account for most of the problems. ``explained``: the ids of these problems.
-    ``sentences``: the faults in words, then what is wrong in a problem that the faults do not explain. ``others``: the ids
-    of problems that have other faults, to which a sentence of their own applies; of the problems that were not searched,
-    it need not name all.
+    ``faults``: the faults that account for most of the problems; ``stated``: these faults in words. ``explained``: the ids
+    of these problems. ``refuted``: where the faults do not hold. ``separate``: what is said of problems that have other
+    faults. ``left``: what is wrong in a problem that nothing explains.
     ``alternatives``: other explanations that fit as well. ``hint``: where in a kernel to look for the first fault.
     ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes apart from the
     faults; '' if it is the correct gradient.
@@ -59,12 +70,24 @@ class Told:
 
     faults: tuple[Named, ...] = ()
     base: str = ""
-    sentences: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
+    refuted: tuple[str, ...] = ()
+    separate: tuple[Separate, ...] = ()
+    left: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     explained: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
     hint: str = ""
     shown_by: str = ""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Everything that is said, the faults first."""
+        return (*self.stated, *self.refuted, *[one.told() for one in self.separate], *self.left)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The ids of the problems that a separate sentence explains."""
+        return tuple(id for one in self.separate for id in one.problems)
 
 
 def told(readings: Sequence[Reading]) -> Told:
@@ -74,7 +97,8 @@ def told(readings: Sequence[Reading]) -> Told:
         return found
     return dataclasses.replace(
         found,
-        sentences=tuple(map(in_batches, found.sentences)),
+        stated=tuple(map(in_batches, found.stated)),
+        left=tuple(map(in_batches, found.left)),
         alternatives=tuple(
             dataclasses.replace(one, words=in_batches(one.words)) for one in found.alternatives
         ),
@@ -101,17 +125,18 @@ def combined(readings: Sequence[Reading]) -> Told:
     explained = [one for one in readings if one.explained]
     left = [one for one in readings if one not in explained]
     if not explained:
-        return Told(sentences=tuple(unexplained(left)), shown_by=left[0].problem)
+        return Told(left=tuple(unexplained(left)), shown_by=left[0].problem)
     first = explained[0]
     faults: list[Named] = []
     sentences: list[str] = []
     alternatives: list[tuple[Named, ...]] = []
-    same = explained
+    best_sets: dict[str, tuple[Named, ...]] = {}
     for phase in ("forward", "backward"):
         found = getattr(first, phase)
         if found is None:
             continue
         best, others = best_of(phase, found, explained)
+        best_sets[phase] = best
         faults += best
         in_words = [fault.told() for fault in best]
         if found.base:
@@ -120,19 +145,21 @@ def combined(readings: Sequence[Reading]) -> Told:
             in_words = [*in_words, base] if rounded else [base, *in_words]
         sentences += in_words
         alternatives += others
-        same = [one for one in same if accounts(phase, best, one)]
-    more, of_others = of_other_problems(faults, [one for one in explained if one not in same])
-    sentences += more + unexplained(left)
+
+    def same(one: Reading) -> bool:
+        return all(accounts(phase, best, one) for phase, best in best_sets.items())
+
     return Told(
         faults=tuple(faults),
         base=first.backward.base if first.backward else "",
-        sentences=tuple(sentences),
+        stated=tuple(sentences),
+        separate=separate(faults, [one for one in explained if not same(one)]),
+        left=tuple(unexplained(left)),
         alternatives=tuple(
             Alternative(" ".join(fault.told() for fault in one), in_place_of(one, faults))
             for one in alternatives
         ),
-        explained=tuple(one.problem for one in same),
-        others=tuple(of_others),
+        explained=tuple(one.problem for one in explained if same(one)),
         hint=next((fault.hint for fault in faults if fault.hint), ""),
         shown_by=first.problem,
     )
@@ -145,18 +172,17 @@ def in_place_of(alternative: Sequence[Named], faults: Sequence[Named]) -> tuple[
     return (*alternative, *rest) if phase == "forward" else (*rest, *alternative)
 
 
-def of_other_problems(
-    faults: Sequence[Named], others: Sequence[Reading]
-) -> tuple[list[str], list[str]]:
+def separate(
+    faults: Sequence[Named], others: Sequence[Reading], before: Sequence[Separate] = ()
+) -> tuple[Separate, ...]:
     """Say what is wrong in a few of the problems ``others``, which ``faults`` do not explain.
 
-    ``also``: beside these faults; ``only``: some of these faults; otherwise in their place. Returns the sentences, and the
-    ids of the problems to which they apply.
+    'also': beside these faults; 'only': some of these faults; otherwise in their place. ``before``: what is already said
+    of other problems.
     """
     known = {name_in_any(fault) for fault in faults}
-    problems: dict[tuple[str, str], list[str]] = {}
-    ids: list[str] = []
-    # Problems that were searched come first. The faults of the others may not show in them, so they are not named.
+    problems = {(one.how, one.words): list(one.problems) for one in before}
+    # Problems that were searched come first.
     for one in sorted(others, key=lambda one: one.evaluations == 0):
         found = [
             fault
@@ -165,11 +191,8 @@ def of_other_problems(
             for fault in best_of(phase, part, others)[0]
         ]
         new = [fault for fault in found if name_in_any(fault) not in known]
-        if not found:
-            continue
         missing = known - {name_in_any(fault) for fault in found}
-        if not (new or missing):  # the same faults in another order
-            ids.append(one.problem)
+        if not found or not (new or missing):
             continue
         how = "" if new and missing else ", also" if new else ", only"
         said = new if how == ", also" else found
@@ -179,14 +202,12 @@ def of_other_problems(
         words = [in_batches(x) for x in words] if BATCHES in one.problem else words
         key = how, " ".join(words)
         largest = STILL_SIMPLE if one.evaluations else SIMPLE
-        is_new = key not in problems
-        if is_new and (len(problems) == MOST_OTHERS or any(fault.cost > largest for fault in new)):
+        if key not in problems and (
+            len(problems) == MOST_OTHERS or any(fault.cost > largest for fault in new)
+        ):
             continue
-        ids.append(one.problem)
-        if one.evaluations or is_new:
-            problems.setdefault(key, []).append(one.problem)
-    sentences = [f"{', '.join(named)}{how}: {words}" for (how, words), named in problems.items()]
-    return sentences, ids
+        problems.setdefault(key, []).append(one.problem)
+    return tuple(Separate(tuple(ids), how, words) for (how, words), ids in problems.items())
 
 
 def base_in_words(base: str, faults: Sequence[Named]) -> str:
@@ -226,11 +247,19 @@ def best_of(
 def worded(
     phase: str, found: PassRead, explained: Sequence[Reading]
 ) -> Sequence[tuple[Named, ...]]:
-    """Return the sets of ``found`` that list no pairs, if every problem that needs faults has such a set; else all sets."""
+    """Return the sets of ``found`` that list no blocks and no pairs, if every problem that needs faults has such a set.
+
+    Otherwise the sets that list no pairs, on the same condition; else all sets.
+    """
     passes = [one for one in (getattr(x, phase) for x in explained) if one is not None and one.sets]
-    if all(any(not lists_pairs(faults) for faults in one.sets) for one in passes):
-        return [faults for faults in found.sets if not lists_pairs(faults)]
+    for lists in (lists_blocks, lists_pairs):
+        if all(any(not lists(faults) for faults in one.sets) for one in passes):
+            return [faults for faults in found.sets if not lists(faults)]
     return found.sets
+
+
+def lists_blocks(faults: Sequence[Named]) -> bool:
+    return any(LISTED in fault.place for fault in faults) or lists_pairs(faults)
 
 
 def lists_pairs(faults: Sequence[Named]) -> bool:
@@ -251,8 +280,8 @@ def accounts(phase: str, faults: Sequence[Named], one: Reading) -> bool:
         return found is None or not found.sets
     if found is None or not found.whole:
         return False
-    names = [name_in_any(fault) for fault in faults]
-    return any([name_in_any(fault) for fault in other] == names for other in found.sets)
+    names = sorted(name_in_any(fault) for fault in faults)
+    return any(sorted(name_in_any(fault) for fault in other) == names for other in found.sets)
 
 
 def name_in_any(fault: Named) -> tuple[str, str, str]:

@@ -37,6 +37,7 @@ from ringspec.conformance.readout.proof import (
     read_proven,
     unrefuted,
     with_others,
+    with_rest,
 )
 from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
@@ -50,10 +51,10 @@ from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
 # What the searches in all problems may do together, and in one problem, in evaluations; 5,000 take about 1 s. The
-# searches of a problem get what those of earlier problems left; LEAST if that is less, or if one was not explained; and
-# LEAST_OF_OTHERS if MOST_UNEXPLAINED were not explained: what was not found in these is not found in the others, either.
+# searches of a problem get what those of earlier problems left; LEAST if that is less, or if one was not explained. If
+# MOST_UNEXPLAINED were not explained, others are not searched: what was not found in these is not found there, either.
 EVALUATIONS_OF_ALL, EVALUATIONS_OF_ONE, LEAST = 21_000.0, 13_000.0, 1_000.0
-MOST_UNEXPLAINED, LEAST_OF_OTHERS = 3, 100.0
+MOST_UNEXPLAINED = 3
 THOROUGH = 3.0  # times as many evaluations in a thorough search
 TOLD_IF_NOT_READ = ("layouts", "circulations", "directions", "masks", "features")
 MOST_AGREED = 3  # explanations of later problems by which a problem is read again
@@ -105,6 +106,13 @@ class Explained:
         return bool(self.runs) and self.wrong == 0 and not self.notes
 
     @property
+    def unexplained(self) -> tuple[str, ...]:
+        """The ids of the problems that failed, and for which no sentence accounts."""
+        told = {*self.told.explained, *self.told.others}
+        ids = [one.problem.id for one in self.runs if not one.right]
+        return tuple(id for id in ids if id not in told)
+
+    @property
     def searched(self) -> bool:
         """Tell whether a problem stays unexplained although it has results, so that a longer search may explain it."""
         return any(
@@ -148,6 +156,7 @@ class Explained:
             "explains": len(self.told.explained),
             "explains_others": len(self.told.others),
             "wrong": self.wrong,
+            "unexplained": list(self.unexplained),
             "hint": self.hint,
             "known": self.known,
             "unread": self.unread,
@@ -239,6 +248,7 @@ def explanation(
         if one.problem.pairs.geometry.batches or (one.reading and not one.reading.evaluations)
     ]
     found = with_others(found, [(one.problem, one.outputs) for one in adopted])
+    found = with_rest(found, [one.reading for one in adopted if one.reading is not None])
     known = known_bug(target, found, wrong)
     if known is not None and made_of != RING and OF_A_RING.search(known["title"]):
         known = None
@@ -263,8 +273,8 @@ def runs_of(
         ):
             continue
         readings = [run.reading for run in (*earlier, *made) if run.reading]
-        least = (LEAST if unexplained < MOST_UNEXPLAINED else LEAST_OF_OTHERS) * longer
-        share = max(least, min(left, EVALUATIONS_OF_ONE * longer)) / EVALUATIONS
+        most = max(LEAST * longer, min(left, EVALUATIONS_OF_ONE * longer))
+        share = most / EVALUATIONS if unexplained < MOST_UNEXPLAINED else 0.0
         made.append(run_problem(target, problem, readings, share))
         reading = made[-1].reading
         left -= reading.evaluations if reading else 0

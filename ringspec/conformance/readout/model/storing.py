@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import Choices, components, mixing
+from ringspec.conformance.readout.choices import OPEN, Choices, components, mixing
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.pairs import ELSEWHERE
 from ringspec.problem.model import Array, Booleans, Integers
@@ -133,7 +133,7 @@ def routes(model: Model, of_q: bool, way: str) -> Array:
     mask hides the whole block. ``of_q``: the gradient is that of the queries.
     """
     W, on = model.workers, model.geometry.direction
-    computed = model.masks[0].any(axis=(2, 3, 4))
+    computed = model.masks[0].any(axis=(2, 3, 4)) | (way == OPEN)
     held, arrived = np.zeros((2, W, W, W))
     for step in range(W + 1):  # after the last step, they have arrived at home
         for r in range(W):
@@ -151,6 +151,9 @@ def routes(model: Model, of_q: bool, way: str) -> Array:
             at = (owner, r) if of_q else (r, owner)
             if step < W and (computed[at] or way != "not sent if skipped"):
                 arrived[(r + on) % W] = held[r]
+        if way == OPEN:
+            end = 0 if on == 1 else W - 1
+            arrived[end] = held[end]
     return np.moveaxis(held, 0, 2)
 
 
