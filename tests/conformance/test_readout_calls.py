@@ -10,6 +10,9 @@ from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.diagnose.mutants.mutant import REFERENCES
 from ringspec.conformance.readout.geometry import Geometry, positions
 from ringspec.conformance.readout.not_finite import not_finite
+from ringspec.conformance.readout.proof import proved
+from ringspec.conformance.readout.reading import Named
+from ringspec.conformance.readout.told import Separate
 from ringspec.conformance.run.explain import explain_target
 
 CLAIMS = {
@@ -174,3 +177,18 @@ def test_a_query_that_is_scaled_in_place_by_each_call_is_told_as_such():
     assert found.sentences[0] == (
         "In the forward pass, scores are multiplied by the scale once more with each block that the query sees."
     )
+
+
+def test_faults_count_only_where_a_ring_with_all_of_them_gives_the_results():
+    """A wrong set of the backward pass, as if it came from another problem, and a separate sentence that is wrong."""
+    found = explain_target(Sometimes("stale-queries", circulations=("kv", "q")))
+    problems = [(one.problem, one.outputs) for one in found.runs if not one.right]
+    assert proved(found.told, problems, ()) == found.told
+    first, *others = found.told.explained
+    wrong = Named("backward", "delta is negated", "", 1.0, "")
+    untrue = dataclasses.replace(found.told, faults=(*found.told.faults, wrong))
+    assert proved(untrue, problems, ()).sentences == ()
+    of_one = Separate((first,), "", "Delta is negated.", (wrong,), "")
+    apart = dataclasses.replace(found.told, explained=tuple(others), separate=(of_one,))
+    assert proved(apart, problems, ()).separate == ()
+    assert proved(untrue, problems, found.told.explained).explained == found.told.explained

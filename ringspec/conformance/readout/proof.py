@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
@@ -21,7 +21,7 @@ from ringspec.conformance.readout.problems import (
     Problem,
 )
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
-from ringspec.conformance.readout.replay import Replayed, explains, expressible
+from ringspec.conformance.readout.replay import Replayed, explains, expressible, gives
 from ringspec.conformance.readout.rounded_inputs import rounded_inputs
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, separate, told
 
@@ -287,6 +287,41 @@ def with_rest(found: Told, readings: Sequence[Reading]) -> Told:
     named = {*found.explained, *found.others}
     rest = [one for one in readings if one.explained and one.problem not in named]
     return dataclasses.replace(found, separate=separate(found.faults, rest, found.separate))
+
+
+def proved(
+    found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]], known: Collection[str]
+) -> Told:
+    """Keep, of the problems for which sentences account, those whose results a ring with exactly the told faults gives.
+
+    The faults of the two passes may come from different problems, so together they are proved only here. ``known``: the
+    ids of the problems for which the first faults are proved already.
+    """
+    results = {problem.id: (problem, outputs) for problem, outputs in problems}
+
+    def holds(id: str, told_there: Told) -> bool:
+        problem, outputs = results[id]
+        calls = problem.call, problem.proof
+        compared = [gives(told_there, *one) for one in zip(calls, outputs, strict=True)]
+        return all(one is None or one.fits for one in compared)
+
+    apart = [
+        dataclasses.replace(one, problems=tuple(x for x in one.problems if holds(x, of_one)))
+        for one in found.separate
+        for of_one in [Told(one.faults, one.base)]
+    ]
+    found = dataclasses.replace(found, separate=tuple(one for one in apart if one.problems))
+    own = [id for id in found.explained if id not in known]
+    refuted = {id for id in own if not holds(id, found)}
+    explained = tuple(id for id in found.explained if id not in refuted)
+    if not explained:
+        return Told(left=found.left, separate=found.separate, shown_by=found.shown_by)
+    alternatives = tuple(
+        one
+        for one in found.alternatives
+        if all(holds(id, dataclasses.replace(found, faults=one.faults)) for id in own)
+    )
+    return dataclasses.replace(found, explained=explained, alternatives=alternatives)
 
 
 def all_refuted(reading: Reading, right: Sequence[Replayed]) -> bool:

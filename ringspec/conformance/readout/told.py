@@ -46,11 +46,16 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Separate:
-    """What is said of some ``problems`` alone: ``words``, in place of the first sentences or, as ``how`` says, beside them."""
+    """What is said of some ``problems`` alone: ``words``, in place of the first sentences or, as ``how`` says, beside them.
+
+    ``faults`` and ``base`` are all that explains these problems, as in :class:`Told`.
+    """
 
     problems: tuple[str, ...]
     how: str
     words: str
+    faults: tuple[Named, ...]
+    base: str
 
     def told(self) -> str:
         return f"{', '.join(self.problems)}{self.how}: {self.words}"
@@ -181,7 +186,7 @@ def separate(
     of other problems.
     """
     known = {name_in_any(fault) for fault in faults}
-    problems = {(one.how, one.words): list(one.problems) for one in before}
+    said_of = {(one.how, one.words): one for one in before}
     # Problems that were searched come first.
     for one in sorted(others, key=lambda one: one.evaluations == 0):
         found = [
@@ -202,12 +207,14 @@ def separate(
         words = [in_batches(x) for x in words] if BATCHES in one.problem else words
         key = how, " ".join(words)
         largest = STILL_SIMPLE if one.evaluations else SIMPLE
-        if key not in problems and (
-            len(problems) == MOST_OTHERS or any(fault.cost > largest for fault in new)
+        if key not in said_of and (
+            len(said_of) == MOST_OTHERS or any(fault.cost > largest for fault in new)
         ):
             continue
-        problems.setdefault(key, []).append(one.problem)
-    return tuple(Separate(tuple(ids), how, words) for (how, words), ids in problems.items())
+        of_backward = one.backward.base if one.backward else ""
+        same = said_of.get(key) or Separate((), *key, tuple(found), of_backward)
+        said_of[key] = dataclasses.replace(same, problems=(*same.problems, one.problem))
+    return tuple(said_of.values())
 
 
 def base_in_words(base: str, faults: Sequence[Named]) -> str:

@@ -33,6 +33,7 @@ from ringspec.conformance.readout.problems import (
 )
 from ringspec.conformance.readout.proof import (
     NOT_RANDOM,
+    proved,
     read_as,
     read_proven,
     unrefuted,
@@ -247,8 +248,11 @@ def explanation(
         for one in wrong
         if one.problem.pairs.geometry.batches or (one.reading and not one.reading.evaluations)
     ]
+    own = found.explained
     found = with_others(found, [(one.problem, one.outputs) for one in adopted])
     found = with_rest(found, [one.reading for one in adopted if one.reading is not None])
+    proved_already = [id for id in found.explained if id not in own]
+    found = proved(found, [(one.problem, one.outputs) for one in wrong], proved_already)
     known = known_bug(target, found, wrong)
     if known is not None and made_of != RING and OF_A_RING.search(known["title"]):
         known = None
