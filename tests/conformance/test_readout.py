@@ -29,7 +29,7 @@ from ringspec.conformance.readout.proof import read_proven
 from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
 from ringspec.conformance.readout.replay import RingOf, given_of
-from ringspec.conformance.readout.told import combined, unexplained
+from ringspec.conformance.readout.told import Told, combined, unexplained
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.run import explain
 from ringspec.conformance.run.explain import explain_target, run_problem
@@ -516,6 +516,16 @@ def test_a_scale_that_is_given_and_ignored_is_named():
     told = explain_target(Ignoring(given=given, change=usual))
     assert told.wrong == 1 == len(told.told.explained)
     assert any("1/sqrt(D), not by the scale that is given" in one for one in told.sentences)
+
+
+def test_problems_that_nothing_explains_are_listed():
+    one, other = problems_for(REFERENCES["float32"].capabilities)[0][:2]
+    failed = [
+        explain.Run(x, Reading(x.id, False, PassRead(left="everything"))) for x in (one, other)
+    ]
+    found = explain.Explained(tuple(failed), Told(stated=("A fault.",), explained=(one.id,)))
+    assert found.as_dict()["unexplained"] == [other.id]
+    assert f"Not explained: {other.id.removeprefix('readout/')}." in lines("name", "name", found)
 
 
 def test_a_target_without_a_ring_that_can_be_read_is_told_why():
