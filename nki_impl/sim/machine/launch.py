@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from inspect import BoundArguments
 from typing import Any, Literal
 
-from nki_impl.sim.errors import CollectiveError, LaunchError, OutputError
+from nki_impl.sim.errors import (
+    CollectiveError,
+    LaunchError,
+    OutputError,
+    RaceError,
+    SimulatorError,
+)
 from nki_impl.sim.machine.arguments import (
     Input,
     as_torch,
@@ -31,6 +37,7 @@ from nki_impl.sim.machine.arguments import (
 )
 from nki_impl.sim.machine.core import GENERATIONS, Core, acting_as, current
 from nki_impl.sim.machine.counters import Counters, add_up, count_cores
+from nki_impl.sim.machine.dependence import Graph, Program
 from nki_impl.sim.machine.loops import refuse_ended
 from nki_impl.sim.machine.races import Detector, UnclearRace
 from nki_impl.sim.machine.turns import Machine, Worker
@@ -149,7 +156,8 @@ def run_ranks(
     results of a correct kernel; None: a fixed order. ``ring_ids``: whether
     ``collective_permute_implicit_current_processing_rank_id`` returns the owner's number or its position in the ring.
     ``update_inputs``: whether a kernel may write its inputs, which changes the caller's arrays. ``races``: whether a race
-    ends the run with a RaceError, or is a :class:`~nki_impl.sim.errors.RaceWarning`, once for each pair of lines.
+    ends the run with a RaceError, or is a :class:`~nki_impl.sim.errors.RaceWarning`, once for each pair of lines. Accesses
+    that are ordered only if the compiler keeps the order of the program are always warnings.
 
     Raises LaunchError for invalid arguments, another :class:`~nki_impl.sim.errors.SimulatorError` for a broken rule of
     the machine, or the exception that the kernel raised, with a note of the rank and core.
@@ -199,7 +207,13 @@ def _run(
     bodies = [
         functools.partial(_body, made, core, calls[core.rank], update_inputs) for core in cores
     ]
-    returned = machine.run(bodies)
+    detectors = [worker.races for worker in machine.workers[::lnc] if worker.races is not None]
+    try:
+        returned = machine.run(bodies)
+    except SimulatorError:
+        _report(detectors)  # a race may be the cause
+        raise
+    _report(detectors)
     results = tuple(each_tensor(returned[rank * lnc], unload) for rank in range(machine.world))
     if update_inputs:
         for items in inputs:
@@ -283,9 +297,10 @@ def _make_cores(
 ) -> list[Core]:
     """Make a core for each worker (thread); the cores of a rank share one HBM and one race detector."""
     cores = []
+    graph = Graph() if follow else None
     for rank in range(machine.world):
         shared = RankMemory(machine.lnc)
-        detector = Detector(only_warn, follow) if machine.lnc > 1 else None
+        detector = Detector(only_warn, graph) if machine.lnc > 1 else None
         for worker in machine.cores_of([rank]):
             memory = CoreMemory(GENERATIONS[target])
             memory.lifetimes.deferred = True
@@ -294,13 +309,24 @@ def _make_cores(
             worker.races = detector
             if detector is not None:
                 core.on_access = detector.on_access
-                if detector.dependence is not None:
-                    core.on_operands = detector.dependence.enter
+                if graph is not None:
+                    program = Program(graph, core)
+                    detector.programs.append(program)
+                    core.on_operands, core.on_wait = program.enter, program.wait
             cores.append(core)
             if not machine.alone and (machine.interleaved or detector is not None):
                 core.on_instruction = functools.partial(_step, machine, worker)
     machine.on_interrupt = functools.partial(_step_from_now, machine, cores)
     return cores
+
+
+def _report(detectors: Sequence[Detector]) -> None:
+    for rank, detector in enumerate(detectors):
+        try:
+            detector.report()
+        except RaceError as error:
+            error.args = (f"[rank {rank}] {error}", *error.args[1:])
+            raise
 
 
 def _step_from_now(machine: Machine, cores: list[Core]) -> None:

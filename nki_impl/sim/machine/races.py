@@ -2,20 +2,22 @@
 
 Only the two physical cores of one rank (LNC 2) share memory, and only ``nl.shared_hbm``. Two operations order their
 accesses: a ``core_barrier`` those to its ``data``, and a collective those to its sources and destinations. All views of a
-tensor are the same tensor here. ``sendrecv`` orders only the tiles that it moves, and what depends on them
-(:mod:`nki_impl.sim.machine.dependence`). The documentation of ``core_barrier``
-calls ``data`` the shared data to synchronise on: on the device, an instruction waits only for those that access the same
-data, so a barrier on K does not wait for writes to V.
+tensor are the same tensor here. The documentation of ``core_barrier`` calls ``data`` the shared data to synchronise on: on
+the device, an instruction waits only for those that access the same data, so a barrier on K does not wait for writes to V.
 
 For one tensor, the time between two such operations is a *phase*. Both cores are always in the same phase. Therefore:
 
 - two accesses of different cores in different phases are ordered;
-- two accesses of different cores in one phase are not ordered unless the later one depends on the earlier one by a
-  ``sendrecv``, and are a race if either of them is a write.
+- two accesses of different cores in one phase are a race if either of them is a write, and neither depends on the other.
 
-A barrier on T also waits for what T was computed from, and no instruction of either core passes it. So if a core reads
-K, then writes T, and then meets the other core at a barrier on T, the other core may overwrite K. The detector assumes
-that T depends on every earlier read, and forgets these reads at the barrier. It never forgets a write to another tensor.
+Data pass dependences on through barriers and collectives on other tensors and through ``sendrecv``
+(:mod:`nki_impl.sim.machine.dependence`). A barrier on T also waits for what T was computed from, and no instruction of
+either core passes it. So if a core reads K, computes T from it, and then meets the other core at a barrier on T, the
+other core may overwrite K.
+
+Some accesses are ordered only if the compiler keeps an order of the program that it may not have to keep: one is complete
+before a ``sendrecv``, and the other comes after it but does not depend on it; or a core reads K and then writes T, which
+does not depend on K, before a barrier on T. This is a :class:`RaceWarning`.
 
 Both cores may write the same bits to the same place in one phase: each may set up the same table, or fill it with zeros
 and then write the same entries. :mod:`nki_impl.sim.machine.rewrites` says when this is no race. The verdict depends
@@ -38,12 +40,13 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from nki_impl.sim.errors import RaceError, RaceWarning, kernel_line
 from nki_impl.sim.machine.core import Core
-from nki_impl.sim.machine.dependence import Dependence
+from nki_impl.sim.machine.dependence import Graph, Program
 from nki_impl.sim.machine.ledger import (
     ANY,
     COLLECTIVE_READ,
@@ -58,7 +61,8 @@ from nki_impl.sim.machine.ledger import (
     ledger_of,
     window,
 )
-from nki_impl.sim.machine.rewrites import Rewrite, forget_reads, own_read, remaining
+from nki_impl.sim.machine.rewrites import Rewrite, own_read, remaining
+from nki_impl.sim.machine.turns import Worker
 from nki_impl.sim.memory.storage import SHARED_HBM, Storage
 from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
@@ -68,38 +72,53 @@ class UnclearRace(RaceError):
     """A race that may be none if dependences are followed: :func:`~nki_impl.sim.machine.launch.run_ranks` runs again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """An access that may be a race with any of ``others``, earlier accesses of the other core, at ``count`` elements."""
+
+    name: str
+    access: Access
+    others: Sequence[Access]
+    count: int
+
+
 class Detector:
     """The race detector of one rank: it checks every access of its two cores to shared HBM.
 
-    ``only_warn``: whether a race is a :class:`RaceWarning` instead of a :class:`RaceError`. ``follow``: whether to follow
-    dependences, which only ``sendrecv`` needs, and which takes time: without it, a race after a sendrecv is an
-    :class:`UnclearRace`.
+    ``only_warn``: whether a race is a :class:`RaceWarning` instead of a :class:`RaceError`. ``graph``: the dependences of
+    the launch, or None if they are not followed, because this takes time; then a race after the cores have met is an
+    :class:`UnclearRace`. ``programs``: the two cores in the graph, which the launch sets. With a graph, races are
+    reported by :meth:`report` when the run has ended, because ``depends_on`` may add to it until then.
     """
 
-    def __init__(self, only_warn: bool = False, follow: bool = True) -> None:
-        self.dependence = Dependence() if follow else None
-        self._exchanged = False
+    def __init__(self, only_warn: bool = False, graph: Graph | None = None) -> None:
+        self.graph = graph
+        self.programs: list[Program] = []
+        self._doubts: list[Doubt] = []
+        self._have_met = False
         self._rewrite: Rewrite | None = None
         self._accessed: weakref.WeakSet[Storage] = weakref.WeakSet()
         self._only_warn = only_warn
         self._warned: set[tuple[str, str, str]] = set()
 
-    def at_exchange(self) -> None:
-        """Pass on what both cores follow, which meet in ``sendrecv``."""
-        self._exchanged = True
-        if self.dependence is not None:
-            self.dependence.meet()
+    def at_meeting(self) -> None:
+        """Note that the cores have met: from here on, one may depend on the other."""
+        self._have_met = True
 
-    def at_barrier(self, storage: Storage) -> None:
-        """Begin a new phase of ``storage``, and forget reads of other tensors that its new values depend on."""
+    def read_before(self, storage: Storage) -> list[int]:
+        """Return the nodes of reads of shared memory after which the same core has written ``storage`` in its phase."""
         ledger = storage.shadow
-        if isinstance(ledger, Ledger):
-            for core in (0, 1):
-                writes = [a.index for a in ledger.log if a.core == core and a.kind == WRITE]
-                for other in list(self._accessed) if writes else ():
-                    if isinstance(other.shadow, Ledger):
-                        forget_reads(other.shadow, core, writes[-1])
-        self.order((storage,))
+        if self.graph is None or not isinstance(ledger, Ledger):
+            return []
+        ledgers = [o.shadow for o in self._accessed if isinstance(o.shadow, Ledger)]
+        found = []
+        for core in (0, 1):
+            last = max(
+                (a.node for a in ledger.log if a.core == core and a.kind == WRITE), default=0
+            )
+            reads = (a for other in ledgers for a in other.log if a.core == core and a.kind == READ)
+            found += [read.node for read in reads if read.node < last]
+        return found
 
     def order(self, storages: Iterable[Storage]) -> None:
         """Begin a new phase of these storages, because both cores have met to order them; raises RaceError."""
@@ -110,7 +129,7 @@ class Detector:
             self._accessed.discard(storage)
 
     def finish(self) -> None:
-        """End the phases of all storages, because both cores have finished; raises RaceError."""
+        """End the phases of all storages, because both cores have finished; raises RaceError without a graph."""
         self.settle()
         for storage in list(self._accessed):
             self._end_phase(storage)
@@ -147,11 +166,9 @@ class Detector:
         mine, other = core.core, 1 - core.core
         marks = over(tensor, ledger.marks, ledger.unit)
         start = tensor.byte_offset // ledger.unit
-        follows = 0 if self.dependence is None else self.dependence.access(mine, core.index)
+        node = 0 if self.graph is None else self.programs[mine].node(core.index)
         line, shape = kernel_line(), marks.shape
-        access = Access(
-            mine, core.index, kind, core.operation, line, start, shape, marks.strides, follows
-        )
+        access = Access(mine, kind, core.operation, line, start, shape, marks.strides, node)
         present = int(np.bitwise_or.reduce(marks, axis=None))
         if present & (ANY << other):
             self._compare(tensor, marks, access, ledger)
@@ -194,9 +211,10 @@ class Detector:
     def _refuse(
         self, name: str | None, access: Access, places: Chosen | None, ledger: Ledger, kinds: int
     ) -> None:
-        """Raise RaceError, or warn, if there are ``places`` of the storage where ``access`` is a race.
+        """Report a race if there are ``places`` of the storage where ``access`` is one.
 
-        The message names the other core's last access, of a kind in ``kinds``, to any of these places.
+        With a graph, keep it for :meth:`report`. The message names the other core's last access, of a kind in ``kinds``,
+        to any of these places.
         """
         if places is None:
             return
@@ -205,32 +223,90 @@ class Detector:
             for other in reversed(ledger.log)
             if other.core != access.core and other.kind & kinds and window(places, other).any()
         ]
-        apart = [other for other in others if not self._is_ordered(other, access)]
-        if not apart:
+        if self.graph is not None:
+            others = self._unordered(access, others, program_order=False)
+        if not others:
             return
-        earlier = apart[0]
-        unclear = self._exchanged and self.dependence is None
-        error = (UnclearRace if unclear else RaceError)(
-            name or "an unnamed tensor",
-            "a core_barrier or a collective on this tensor between the accesses of the two cores to it",
-            f"{access}, {earlier}, and nothing orders the two; {int(np.count_nonzero(places))} elements",
-            f"put nisa.core_barrier({name or 'the tensor'}, (0, 1)) between the two",
-            operation=access.operation,
-            line=access.line,
-        )
-        if not self._only_warn:
-            raise error
-        one, two = sorted((access.line, earlier.line))
-        pair = name or "", one, two
-        if pair not in self._warned:
-            self._warned.add(pair)
-            file, _, number = access.line.rpartition(":")
-            warnings.warn_explicit(str(error), RaceWarning, file or "?", int(number or 0), "kernel")
+        doubt = Doubt(name or "", access, others, int(np.count_nonzero(places)))
+        if self.graph is None:
+            raise race(doubt, others[0], UnclearRace if self._have_met else RaceError)
+        self._doubts.append(doubt)
 
-    def _is_ordered(self, earlier: Access, access: Access) -> bool:
-        if self.dependence is None:
-            return False
-        return bool(self.dependence.bit(earlier.core, earlier.index) & access.follows)
+    def report(self) -> None:
+        """Raise RaceError, or warn, for the accesses that no dependence orders; called when the run has ended."""
+        for doubt in self._doubts:
+            apart = self._unordered(doubt.access, doubt.others, program_order=False)
+            reordered = self._unordered(doubt.access, apart, program_order=True)
+            if reordered and not self._only_warn:
+                raise race(doubt, reordered[0], RaceError)
+            for earlier in (reordered or apart)[:1]:
+                self._warn(doubt, earlier, in_order=not reordered)
+
+    def _unordered(
+        self, access: Access, others: Sequence[Access], program_order: bool
+    ) -> list[Access]:
+        """Return those of ``others`` that ``access`` does not follow, and that do not follow it."""
+        graph = self.graph
+        assert graph is not None
+        if not others:
+            return []
+        oldest = min(other.node for other in others)
+        before = graph.ancestors(access.node, oldest, program_order)
+        apart = [other for other in others if other.node not in before]
+        if graph.is_amended:
+            apart = [
+                o for o in apart if access.node not in graph.ancestors(o.node, 1, program_order)
+            ]
+        return apart
+
+    def _warn(self, doubt: Doubt, earlier: Access, in_order: bool) -> None:
+        one, two = sorted((doubt.access.line, earlier.line))
+        pair = doubt.name, one, two
+        if pair in self._warned:
+            return
+        self._warned.add(pair)
+        file, _, number = doubt.access.line.rpartition(":")
+        text = (
+            in_program_order(doubt, earlier) if in_order else str(race(doubt, earlier, RaceError))
+        )
+        warnings.warn_explicit(text, RaceWarning, file or "?", int(number or 0), "kernel")
+
+
+def note_meeting(members: Sequence[Worker], barrier: Storage | None = None) -> None:
+    """Tell the race detectors that ``members`` have met in a ``core_barrier`` on ``barrier``, or in an exchange."""
+    programs = []
+    for worker in members:
+        if worker.races is not None:
+            worker.races.at_meeting()
+            programs += worker.races.programs[worker.core : worker.core + 1]
+    detector = members[0].races
+    if programs and detector is not None:
+        listed = [] if barrier is None else detector.read_before(barrier)
+        Program.meet(programs, barrier is not None, listed)
+
+
+def race(doubt: Doubt, earlier: Access, kind: type[RaceError]) -> RaceError:
+    """Return the error for an access that nothing orders after ``earlier``, an access of the other core."""
+    name, access = doubt.name, doubt.access
+    return kind(
+        name or "an unnamed tensor",
+        "a core_barrier or a collective on this tensor between the accesses of the two cores to it",
+        f"{access}, {earlier}, and nothing orders the two; {doubt.count} elements",
+        f"put nisa.core_barrier({name or 'the tensor'}, (0, 1)) between the two",
+        operation=access.operation,
+        line=access.line,
+    )
+
+
+def in_program_order(doubt: Doubt, earlier: Access) -> str:
+    """Return the warning for an access that follows ``earlier`` only in the order of the program."""
+    name = doubt.name or "the tensor"
+    return (
+        f"{name}: {earlier}, then the two cores meet, then {doubt.access}; {doubt.count} elements. One of the two accesses "
+        "is independent of the meeting, so this order holds only if the compiler keeps it. The documentation says "
+        "that the order of the program is respected, and also that independent operations may be reordered. "
+        f"To be sure of the order, put nisa.core_barrier({name}, (0, 1)) between the two"
+    )
 
 
 def _places(ledger: Ledger, access: Access, clash: Chosen) -> Chosen | None:
