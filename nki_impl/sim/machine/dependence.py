@@ -21,9 +21,6 @@ sequential order of operations", and it "is free to reorder independent operatio
 - an instruction that comes after a ``sendrecv`` or a collective, and does not depend on it;
 - a barrier on T that comes after a core has read K and then written T, if T does not depend on K.
 
-Most kernels need none of this, and it takes time. So a kernel runs without it first, and again with it if there seems to
-be a race after the cores have met (:func:`nki_impl.sim.machine.launch.run_ranks`).
-
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.no_reorder.html,
 nki.isa.core_barrier.html, nki.isa.sendrecv.html and nki.isa.NkiInstruction.html in the same folder, and
 nki/get-started/nki-language-guide.html
@@ -39,9 +36,6 @@ from nki_impl.sim.machine.core import Core
 from nki_impl.sim.memory.registers import NkiScalar, VirtualRegister
 from nki_impl.sim.memory.storage import Site, Storage
 from nki_impl.sim.tensor.views import NkiTensor
-
-_OUTPUTS = ("reduce_res", "reduce_cmd")
-"""Parameters besides "dst", "dst_scale", "val_dst"... that an instruction writes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -119,14 +113,16 @@ class Program:
         reads: list[Trail] = []
         writes: list[Trail] = []
         rivals: list[Trail] = []
+        is_barrier = self._core.operation == "core_barrier"
         for name, value in (*zip(names, args, strict=False), *more.items()):
-            is_output = "dst" in name or name in _OUTPUTS or self._core.operation == "core_barrier"
             if name == "reduce_cmd":
                 writes.append(self._reduce_registers)
-            for place in _places(value):
+            for place in (value,) if type(value) is NkiTensor else _places(value):
+                is_output = "dst" in name or name == "reduce_res" or is_barrier
                 (writes if is_output else reads).append(_trail(_owner(place), core))
                 if isinstance(place, NkiTensor):
-                    rivals.extend(_rivals(place, core))
+                    if place._storage.site is not None:
+                        rivals.extend(_rivals(place._storage.site, core))
                     if place.dynamic is not None:
                         sources = _places(place.dynamic.source)
                         reads.extend(_trail(_owner(source), core) for source in sources)
@@ -192,16 +188,15 @@ def _owner(place: NkiTensor | VirtualRegister) -> Storage | VirtualRegister | Si
     return storage if storage.site is None else storage.site
 
 
-def _rivals(tensor: NkiTensor, core: int) -> list[Trail]:
-    """Return the trails of other memory that overlaps the tensor's."""
-    site = tensor._storage.site
-    if site is None:
-        return []
+def _rivals(site: Site, core: int) -> list[Trail]:
+    """Return the trails of other memory that overlaps ``site``."""
     return [_trail(near.site, core) for near in site.near if near.site is not site]
 
 
 def _trail(owner: Storage | VirtualRegister | Site, core: int) -> Trail:
     if owner.trails is None:
-        owner.trails = (Trail(), Trail())
-    trail: Trail = owner.trails[core]
+        owner.trails = [None, None]
+    trail: Trail | None = owner.trails[core]
+    if trail is None:
+        trail = owner.trails[core] = Trail()
     return trail

@@ -39,7 +39,7 @@ from nki_impl.sim.machine.core import GENERATIONS, Core, acting_as, current
 from nki_impl.sim.machine.counters import Counters, add_up, count_cores
 from nki_impl.sim.machine.dependence import Graph, Program
 from nki_impl.sim.machine.loops import refuse_ended
-from nki_impl.sim.machine.races import Detector, UnclearRace
+from nki_impl.sim.machine.races import Detector
 from nki_impl.sim.machine.turns import Machine, Worker
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 from nki_impl.sim.tensor.views import NkiTensor
@@ -163,8 +163,8 @@ def run_ranks(
     the machine, or the exception that the kernel raised, with a note of the rank and core.
     """
     made: Kernel = jit(kernel)
-    cores_per_rank = (made.grid or 1) if lnc is None else lnc
-    if cores_per_rank not in (1, 2) or (made.grid and made.grid != cores_per_rank):
+    per_rank = (made.grid or 1) if lnc is None else lnc
+    if per_rank not in (1, 2) or (made.grid and made.grid != per_rank):
         raise LaunchError(
             "lnc", "1 or 2, as in kernel[lnc]", f"lnc={lnc}, grid {made.grid}", "pass one"
         )
@@ -172,15 +172,9 @@ def run_ranks(
         raise LaunchError("races", '"error" or "warn"', repr(races), "pass one of the two")
     if not arguments:
         raise LaunchError("arguments", "an entry for each rank", "none", "pass [(q, k, v), ...]")
-    run = functools.partial(
-        _run, made, arguments, cores_per_rank, target, interleave, ring_ids, update_inputs
+    return _run(
+        made, arguments, per_rank, target, interleave, ring_ids, update_inputs, races == "warn"
     )
-    if races == "warn":
-        return run(only_warn=True, follow=True)
-    try:
-        return run(only_warn=False, follow=False)
-    except UnclearRace:
-        return run(only_warn=False, follow=True)
 
 
 def _run(
@@ -192,9 +186,8 @@ def _run(
     ring_ids: Literal["rank", "position"],
     update_inputs: bool,
     only_warn: bool,
-    follow: bool,
 ) -> Outcome:
-    """Run the kernel once, see :func:`run_ranks`; ``follow``: whether the race detectors follow dependences."""
+    """Run the kernel, see :func:`run_ranks`."""
     machine = Machine(len(arguments), lnc, interleave, ring_ids)
     generation_of = resolve_target(target, made)
     grid = made.grid or (2 if lnc == 2 else 0)
@@ -203,7 +196,7 @@ def _run(
         _bind(made, arguments[rank], rank, lnc, not update_inputs, inputs[rank])
         for rank in range(machine.world)
     ]
-    cores = _make_cores(machine, generation_of, grid, only_warn, follow)
+    cores = _make_cores(machine, generation_of, grid, only_warn)
     bodies = [
         functools.partial(_body, made, core, calls[core.rank], update_inputs) for core in cores
     ]
@@ -292,15 +285,13 @@ def _bind(
     return bound
 
 
-def _make_cores(
-    machine: Machine, target: str, grid: int, only_warn: bool, follow: bool
-) -> list[Core]:
+def _make_cores(machine: Machine, target: str, grid: int, only_warn: bool) -> list[Core]:
     """Make a core for each worker (thread); the cores of a rank share one HBM and one race detector."""
     cores = []
-    graph = Graph() if follow else None
+    graph = Graph()
     for rank in range(machine.world):
         shared = RankMemory(machine.lnc)
-        detector = Detector(only_warn, graph) if machine.lnc > 1 else None
+        detector = Detector(graph, only_warn) if machine.lnc > 1 else None
         for worker in machine.cores_of([rank]):
             memory = CoreMemory(GENERATIONS[target])
             memory.lifetimes.deferred = True
@@ -309,10 +300,9 @@ def _make_cores(
             worker.races = detector
             if detector is not None:
                 core.on_access = detector.on_access
-                if graph is not None:
-                    program = Program(graph, core)
-                    detector.programs.append(program)
-                    core.on_operands, core.on_wait = program.enter, program.wait
+                program = Program(graph, core)
+                detector.programs.append(program)
+                core.on_operands, core.on_wait = program.enter, program.wait
             cores.append(core)
             if not machine.alone and (machine.interleaved or detector is not None):
                 core.on_instruction = functools.partial(_step, machine, worker)

@@ -37,6 +37,7 @@ reset when a phase begins. With one core per rank nothing is checked.
 
 from __future__ import annotations
 
+import bisect
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -68,10 +69,6 @@ from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
 
 
-class UnclearRace(RaceError):
-    """A race that may be none if dependences are followed: :func:`~nki_impl.sim.machine.launch.run_ranks` runs again."""
-
-
 @dataclass(frozen=True, slots=True)
 class Doubt:
     """An access that may be a race with any of ``others``, earlier accesses of the other core, at ``count`` elements."""
@@ -86,42 +83,37 @@ class Detector:
     """The race detector of one rank: it checks every access of its two cores to shared HBM.
 
     ``only_warn``: whether a race is a :class:`RaceWarning` instead of a :class:`RaceError`. ``graph``: the dependences of
-    the launch, or None if they are not followed, because this takes time; then a race after the cores have met is an
-    :class:`UnclearRace`. ``programs``: the two cores in the graph, which the launch sets. With a graph, races are
-    reported by :meth:`report` when the run has ended, because ``depends_on`` may add to it until then.
+    the launch. ``programs``: the two cores in the graph, which the launch sets. Races are reported by :meth:`report` when
+    the run has ended, because ``depends_on`` may add to the graph until then.
     """
 
-    def __init__(self, only_warn: bool = False, graph: Graph | None = None) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, only_warn: bool = False) -> None:
         self.programs: list[Program] = []
+        self._graph = graph
         self._doubts: list[Doubt] = []
-        self._have_met = False
+        self._reads: tuple[list[int], list[int]] = ([], [])
         self._rewrite: Rewrite | None = None
         self._accessed: weakref.WeakSet[Storage] = weakref.WeakSet()
         self._only_warn = only_warn
         self._warned: set[tuple[str, str, str]] = set()
 
-    def at_meeting(self) -> None:
-        """Note that the cores have met: from here on, one may depend on the other."""
-        self._have_met = True
-
     def read_before(self, storage: Storage) -> list[int]:
-        """Return the nodes of reads of shared memory after which the same core has written ``storage`` in its phase."""
+        """Return the nodes of reads of shared memory after which the same core has written ``storage`` in its phase.
+
+        Each read is returned once, because what follows this barrier follows it.
+        """
         ledger = storage.shadow
-        if self.graph is None or not isinstance(ledger, Ledger):
-            return []
-        ledgers = [o.shadow for o in self._accessed if isinstance(o.shadow, Ledger)]
+        log = ledger.log if isinstance(ledger, Ledger) else []
         found = []
-        for core in (0, 1):
-            last = max(
-                (a.node for a in ledger.log if a.core == core and a.kind == WRITE), default=0
-            )
-            reads = (a for other in ledgers for a in other.log if a.core == core and a.kind == READ)
-            found += [read.node for read in reads if read.node < last]
+        for core, reads in enumerate(self._reads):
+            written = (a.node for a in reversed(log) if a.core == core and a.kind == WRITE)
+            count = bisect.bisect_left(reads, next(written, 0))
+            found += reads[:count]
+            del reads[:count]
         return found
 
     def order(self, storages: Iterable[Storage]) -> None:
-        """Begin a new phase of these storages, because both cores have met to order them; raises RaceError."""
+        """Begin a new phase of these storages, because both cores have met to order them."""
         self.settle()
         for storage in storages:
             self._end_phase(storage)
@@ -129,13 +121,13 @@ class Detector:
             self._accessed.discard(storage)
 
     def finish(self) -> None:
-        """End the phases of all storages, because both cores have finished; raises RaceError without a graph."""
+        """End the phases of all storages, because both cores have finished."""
         self.settle()
         for storage in list(self._accessed):
             self._end_phase(storage)
 
     def on_access(self, core: Core, tensor: NkiTensor, is_write: bool) -> None:
-        """Check one read or write; raises :class:`RaceError`."""
+        """Check one read or write."""
         self.settle()
         if _watched(tensor):
             self._note(core, tensor, WRITE if is_write else READ)
@@ -143,7 +135,7 @@ class Detector:
     def on_collective(
         self, core: Core, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]
     ) -> None:
-        """Check the operands of a collective that ``core`` issues; raises :class:`RaceError`."""
+        """Check the operands of a collective that ``core`` issues."""
         self.settle()
         for tensors, kind in ((reads, COLLECTIVE_READ), (writes, COLLECTIVE_WRITE)):
             for tensor in tensors:
@@ -151,7 +143,7 @@ class Detector:
                     self._note(core, tensor, kind)
 
     def settle(self) -> None:
-        """Check the last rewrite; called when its bytes are in memory. Raises :class:`RaceError`."""
+        """Check the last rewrite; called when its bytes are in memory."""
         rewrite = self._rewrite
         if rewrite is not None:
             self._rewrite = None
@@ -160,13 +152,15 @@ class Detector:
             self._refuse(rewrite.tensor.name, access, places, ledger, READ | WRITE)
 
     def _note(self, core: Core, tensor: NkiTensor, kind: int) -> None:
-        """Mark one access, and compare it with the other core's accesses in this phase; raises RaceError."""
+        """Mark one access, and compare it with the other core's accesses in this phase."""
         ledger = ledger_of(tensor)
         self._accessed.add(tensor._storage)
         mine, other = core.core, 1 - core.core
         marks = over(tensor, ledger.marks, ledger.unit)
         start = tensor.byte_offset // ledger.unit
-        node = 0 if self.graph is None else self.programs[mine].node(core.index)
+        node = self.programs[mine].node(core.index)
+        if kind == READ:
+            self._reads[mine].append(node)
         line, shape = kernel_line(), marks.shape
         access = Access(mine, kind, core.operation, line, start, shape, marks.strides, node)
         present = int(np.bitwise_or.reduce(marks, axis=None))
@@ -199,7 +193,7 @@ class Detector:
         self._refuse(tensor.name, access, _places(ledger, access, clash), ledger, foreign)
 
     def _end_phase(self, storage: Storage) -> None:
-        """Raise RaceError if what remains in ``storage`` depends on which core wrote last."""
+        """Find a race if what remains in ``storage`` depends on which core wrote last."""
         ledger = storage.shadow
         places = remaining(ledger) if isinstance(ledger, Ledger) else None
         if places is not None:
@@ -211,10 +205,9 @@ class Detector:
     def _refuse(
         self, name: str | None, access: Access, places: Chosen | None, ledger: Ledger, kinds: int
     ) -> None:
-        """Report a race if there are ``places`` of the storage where ``access`` is one.
+        """Keep for :meth:`report` that there are ``places`` of the storage where ``access`` may be a race.
 
-        With a graph, keep it for :meth:`report`. The message names the other core's last access, of a kind in ``kinds``,
-        to any of these places.
+        The message names the other core's last access, of a kind in ``kinds``, to any of these places.
         """
         if places is None:
             return
@@ -223,14 +216,9 @@ class Detector:
             for other in reversed(ledger.log)
             if other.core != access.core and other.kind & kinds and window(places, other).any()
         ]
-        if self.graph is not None:
-            others = self._unordered(access, others, program_order=False)
-        if not others:
-            return
-        doubt = Doubt(name or "", access, others, int(np.count_nonzero(places)))
-        if self.graph is None:
-            raise race(doubt, others[0], UnclearRace if self._have_met else RaceError)
-        self._doubts.append(doubt)
+        others = self._unordered(access, others, program_order=False)
+        if others:
+            self._doubts.append(Doubt(name or "", access, others, int(np.count_nonzero(places))))
 
     def report(self) -> None:
         """Raise RaceError, or warn, for the accesses that no dependence orders; called when the run has ended."""
@@ -238,7 +226,7 @@ class Detector:
             apart = self._unordered(doubt.access, doubt.others, program_order=False)
             reordered = self._unordered(doubt.access, apart, program_order=True)
             if reordered and not self._only_warn:
-                raise race(doubt, reordered[0], RaceError)
+                raise race(doubt, reordered[0])
             for earlier in (reordered or apart)[:1]:
                 self._warn(doubt, earlier, in_order=not reordered)
 
@@ -246,8 +234,7 @@ class Detector:
         self, access: Access, others: Sequence[Access], program_order: bool
     ) -> list[Access]:
         """Return those of ``others`` that ``access`` does not follow, and that do not follow it."""
-        graph = self.graph
-        assert graph is not None
+        graph = self._graph
         if not others:
             return []
         oldest = min(other.node for other in others)
@@ -266,29 +253,23 @@ class Detector:
             return
         self._warned.add(pair)
         file, _, number = doubt.access.line.rpartition(":")
-        text = (
-            in_program_order(doubt, earlier) if in_order else str(race(doubt, earlier, RaceError))
-        )
+        text = in_program_order(doubt, earlier) if in_order else str(race(doubt, earlier))
         warnings.warn_explicit(text, RaceWarning, file or "?", int(number or 0), "kernel")
 
 
 def note_meeting(members: Sequence[Worker], barrier: Storage | None = None) -> None:
     """Tell the race detectors that ``members`` have met in a ``core_barrier`` on ``barrier``, or in an exchange."""
-    programs = []
-    for worker in members:
-        if worker.races is not None:
-            worker.races.at_meeting()
-            programs += worker.races.programs[worker.core : worker.core + 1]
     detector = members[0].races
-    if programs and detector is not None:
+    if detector is not None:
         listed = [] if barrier is None else detector.read_before(barrier)
+        programs = [one.races.programs[one.core] for one in members if one.races is not None]
         Program.meet(programs, barrier is not None, listed)
 
 
-def race(doubt: Doubt, earlier: Access, kind: type[RaceError]) -> RaceError:
+def race(doubt: Doubt, earlier: Access) -> RaceError:
     """Return the error for an access that nothing orders after ``earlier``, an access of the other core."""
     name, access = doubt.name, doubt.access
-    return kind(
+    return RaceError(
         name or "an unnamed tensor",
         "a core_barrier or a collective on this tensor between the accesses of the two cores to it",
         f"{access}, {earlier}, and nothing orders the two; {doubt.count} elements",
