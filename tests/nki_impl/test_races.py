@@ -526,6 +526,35 @@ def test_registers_scalars_and_addresses_pass_dependences_on(before, after):
     is_ordered(read_and_rewritten(before, after))
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_a_core_that_reads_back_what_it_wrote_may_find_what_the_other_core_writes(early):
+    """Core 0 sends what it wrote to T, and core 1 overwrites T with it plus one. Core 0 reads T before or after."""
+
+    def kernel(x):
+        core = nl.program_id(0)
+        t, out, new, received, back = shared("t"), shared(), tile(2.0), tile(), tile()
+        nisa.dma_copy(dst=t[4:], src=x[4:])
+        if core == 0:
+            nisa.dma_copy(dst=t[:4], src=new)
+            if early:
+                nisa.dma_copy(dst=new, src=t[:4])
+            else:
+                nisa.dma_copy(dst=back, src=t[:4])  # read
+                nisa.tensor_scalar(new, new, nl.add, 0.0)
+        nisa.sendrecv(new, received, 1 - core, 1 - core, 0)
+        if core == 1:
+            nisa.tensor_scalar(received, received, nl.add, 1.0)
+            nisa.dma_copy(dst=t[:4], src=received)  # write
+        nisa.dma_copy(dst=mine(out), src=back)
+        return out, t
+
+    if early:
+        results = [run_ranks(kernel, [(X,)], lnc=2, interleave=seed).results for seed in SEEDS]
+        assert all((one[0][1][:4] == 3.0).all() for one in results)
+    else:
+        races(kernel, "# read", "# write")
+
+
 @pytest.mark.parametrize("how", ["no_reorder", "depends_on", "two blocks"])
 def test_no_reorder_and_depends_on_order_what_no_data_order(how):
     def kernel(x):

@@ -62,7 +62,7 @@ from nki_impl.sim.machine.ledger import (
     ledger_of,
     window,
 )
-from nki_impl.sim.machine.rewrites import Rewrite, own_read, remaining
+from nki_impl.sim.machine.rewrites import Rewrite, own_read, remaining, written_once
 from nki_impl.sim.machine.turns import Worker
 from nki_impl.sim.memory.storage import SHARED_HBM, Storage
 from nki_impl.sim.tensor.patterns import over
@@ -193,7 +193,11 @@ class Detector:
         self._refuse(tensor.name, access, _places(ledger, access, clash), ledger, foreign)
 
     def _end_phase(self, storage: Storage) -> None:
-        """Find a race if what remains in ``storage`` depends on which core wrote last."""
+        """Find a race if what remains in ``storage``, or a read of it, depends on which core wrote last.
+
+        A core that reads what it has written itself is checked here, because it finds the same if the other core has
+        written the same bits.
+        """
         ledger = storage.shadow
         places = remaining(ledger) if isinstance(ledger, Ledger) else None
         if places is not None:
@@ -201,6 +205,11 @@ class Detector:
             writes = (a for a in reversed(ledger.log) if a.kind == WRITE)
             last = next(access for access in writes if window(places, access).any())
             self._refuse(storage.name, last, places, ledger, WRITE)
+            once = written_once(ledger, places)
+            for read in (access for access in ledger.log if access.kind == READ):
+                seen = np.zeros_like(once)
+                window(seen, read)[...] = window(once, read)
+                self._refuse(storage.name, read, seen if seen.any() else None, ledger, WRITE)
 
     def _refuse(
         self, name: str | None, access: Access, places: Chosen | None, ledger: Ledger, kinds: int
@@ -234,17 +243,18 @@ class Detector:
         self, access: Access, others: Sequence[Access], program_order: bool
     ) -> list[Access]:
         """Return those of ``others`` that ``access`` does not follow, and that do not follow it."""
-        graph = self._graph
-        if not others:
-            return []
-        oldest = min(other.node for other in others)
-        before = graph.ancestors(access.node, oldest, program_order)
-        apart = [other for other in others if other.node not in before]
-        if graph.is_amended:
-            apart = [
-                o for o in apart if access.node not in graph.ancestors(o.node, 1, program_order)
-            ]
-        return apart
+        graph, at = self._graph, access.node
+        oldest = min((other.node for other in others), default=0)
+        before = graph.ancestors(at, oldest, program_order) if others else set()
+        return [
+            other
+            for other in others
+            if other.node not in before
+            and (
+                (other.node < at and not graph.is_amended)
+                or at not in graph.ancestors(other.node, at, program_order)
+            )
+        ]
 
     def _warn(self, doubt: Doubt, earlier: Access, in_order: bool) -> None:
         one, two = sorted((doubt.access.line, earlier.line))

@@ -87,6 +87,14 @@ def remaining(ledger: Ledger) -> Chosen | None:
     return apart if apart.any() else None
 
 
+def written_once(ledger: Ledger, places: Chosen) -> Chosen:
+    """Return those of ``places`` to which no core has written different bits."""
+    if ledger.history is None:
+        return places
+    varied = ledger.history & np.uint8(VARIED | VARIED << 1)
+    return places & (varied == 0)
+
+
 def _undetermined(tensor: NkiTensor, ledger: Ledger, both: Chosen) -> Chosen:
     """Return the places among ``both``, which both cores wrote, where what a core read depends on the order.
 
