@@ -235,9 +235,12 @@ def one_item(backward: Backward, item: Item, dq: Tensor, dk: Tensor, dv: Tensor)
         go_over_keys(backward, at_hand(backward, step, item, owner, mine), item, dk, dv)
         if ring.workers > 1:
             pass_dq_on(backward, step)
+    home = travellers.dq_block if ring.workers == 1 else travellers.dq
+    total = held(home, ring.workers - 1)
     if dq is not None:
-        home = travellers.dq_block if ring.workers == 1 else travellers.dq
-        nisa.dma_copy(dst=dq, src=held(home, ring.workers - 1)[ring.core])
+        nisa.dma_copy(dst=dq, src=total[ring.core])
+    # A collective of the next item fills the buffer of both cores, and either core may issue it first.
+    wait_for_both_cores(ring, (total,))
 
 
 def fill(backward: Backward, item: Item) -> None:

@@ -81,7 +81,7 @@ class SimulatorWarning(UserWarning):
 
 
 class RaceWarning(SimulatorWarning):
-    """A race between two cores, if races are to be reported and the run is to go on."""
+    """Two accesses that only the program order of a core orders, or a race if races are to be reported and the run goes on."""
 
 
 class SimulatorError(NkiValidationError):

@@ -355,6 +355,8 @@ def num_programs(axes: Any = 0) -> int:
 def no_reorder() -> Iterator[None]:
     """Keep the order of the instructions, as the simulator always does; device loops are not allowed inside."""
     core = _core.current()
+    if core.no_reorder == 0:
+        core.block_start = core.index
     core.no_reorder += 1
     try:
         yield

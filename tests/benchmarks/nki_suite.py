@@ -59,6 +59,9 @@ UPSTREAM = {
     r"Incorrect shape for qkv weight scale for row quantization": (
         "the test passes scales (128, 3), and the kernel's own check asks for one for each column, (128, 768)"
     ),
+    r"Incorrect shape for weight scale for row quantization": (
+        "the test passes scales (128, 1), and the kernel's own check asks for one for each column, (128, H)"
+    ),
     r"test_attention_block_tkg(.|\n)*nc_matmul: moving: N <= 512 free elements; got (1024|2048)": (
         "the kernel multiplies 1024 or 2048 columns at once where nc_matmul takes 512"
     ),

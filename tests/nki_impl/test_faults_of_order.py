@@ -117,7 +117,7 @@ BACKWARD = {
         errors.OverlapError,
     ),
     "a branch on the value of a sum": Fault(
-        one("ring_backward.py", "    if dq is not None:\n        home", "    if dk[0:1, 0:1] != dv[0:1, 0:1]:\n        home"),
+        one("ring_backward.py", "    if dq is not None:\n", "    if dk[0:1, 0:1] != dv[0:1, 0:1]:\n"),
         errors.DynamicValueError,
     ),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 
@@ -13,6 +14,8 @@ from nki_impl.sim import isa as nisa
 from nki_impl.sim import language as nl
 from nki_impl.sim.errors import LaunchError, RaceError, RaceWarning, UninitializedError
 from nki_impl.sim.machine.launch import run_ranks
+
+pytestmark = pytest.mark.filterwarnings("error::nki_impl.sim.errors.RaceWarning")
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 SEEDS = (None, 0, 1, 2, 3, 4)
@@ -53,6 +56,19 @@ def races(kernel, *texts, world=1):
             run_ranks(kernel, [(X,)] * world, lnc=2, interleave=seed)
         for text in texts:
             assert f"{__file__}:{line_of(kernel, text)})" in str(caught.value)
+
+
+def is_in_program_order(kernel, *texts, world=1):
+    """Every interleaving warns that only the program orders two accesses, names their lines, and gives the same bits."""
+    want = None
+    for seed in SEEDS:
+        with pytest.warns(RaceWarning, match="holds only if the compiler keeps it") as caught:
+            got = run_ranks(kernel, [(X,)] * world, lnc=2, interleave=seed).results
+        for text in texts:
+            line = f"{__file__}:{line_of(kernel, text)})"
+            assert all(line in str(one.message) for one in caught)
+        want = want or got
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(want, got, strict=True))
 
 
 def is_ordered(kernel, world=1):
@@ -240,6 +256,36 @@ def test_a_barrier_waits_for_what_its_tensor_was_computed_from():
             run_ranks(kernel, [(X, True)], lnc=2, interleave=seed)
 
 
+def test_a_barrier_on_what_does_not_depend_on_an_earlier_read_orders_it_only_by_the_program():
+    def kernel(x):
+        k, t, out, half = shared("k"), shared("t"), shared(), tile()
+        nisa.dma_copy(dst=k, src=x)
+        nisa.core_barrier(k, (0, 1))
+        nisa.dma_copy(dst=half, src=others(k))  # read
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=mine(k), src=tile(3.0))  # write
+        nisa.dma_copy(dst=mine(out), src=half)
+        return out
+
+    is_in_program_order(kernel, "# read", "# write")
+
+
+def test_a_barrier_orders_writes_of_other_tensors_that_its_tensor_depends_on():
+    """Core 0 writes K, reads it back and computes T from it; core 1 reads K after a barrier on T."""
+
+    def kernel(x):
+        k, t, out, half = shared("k"), shared("t"), shared(), tile()
+        nisa.dma_copy(dst=mine(k), src=mine(x))
+        nisa.dma_copy(dst=half, src=mine(k))
+        nisa.dma_copy(dst=mine(t), src=half)
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=mine(out), src=others(k))
+        return out
+
+    assert np.array_equal(is_ordered(kernel)[0], np.concatenate([X[4:], X[:4]]))
+
+
 def test_a_write_that_no_barrier_orders_is_a_race_in_later_phases_too():
     def kernel(x):
         t, u, out = shared(), shared("u"), shared()
@@ -375,14 +421,16 @@ def test_a_write_at_a_received_index_follows_the_reads_that_the_index_depends_on
     if from_received:
         is_ordered(kernel)
     else:
-        races(kernel, "# write", "# read")
+        is_in_program_order(kernel, "# write", "# read")
 
 
-@pytest.mark.parametrize(
-    ("sends", "receives"), [(lambda theirs: tile(2.0), True), (computed_from, False)]
-)
-def test_a_sendrecv_orders_nothing_that_does_not_depend_on_its_tiles(sends, receives):
-    races(halves_read_by_both(sends, receives), "# write", "# read")
+def test_a_sendrecv_of_a_tile_does_not_order_reads_that_the_tile_does_not_depend_on():
+    races(halves_read_by_both(lambda theirs: tile(2.0), True), "# write", "# read")
+
+
+def test_a_write_after_a_sendrecv_that_it_does_not_depend_on_is_ordered_only_by_the_program():
+    """AWS's attention_block_tkg writes V after a sendrecv of what the other core computed from V."""
+    is_in_program_order(halves_read_by_both(computed_from, receives=False), "# write", "# read")
 
 
 def test_a_read_after_a_sendrecv_is_not_ordered_by_it():
@@ -399,6 +447,163 @@ def test_a_read_after_a_sendrecv_is_not_ordered_by_it():
         return out
 
     races(kernel, "# write", "# read")
+
+
+# What else than the data of tiles orders the instructions of a core, by the documentation.
+
+
+def read_and_rewritten(before, after):
+    """Each core reads both halves of a tensor and rewrites its own, with a sendrecv in between.
+
+    ``before(theirs)``: make the tile to send after the read; ``after(received)``: the index at which to write, 0.
+    """
+
+    def kernel(x):
+        core = nl.program_id(0)
+        t, out, theirs, received = shared(), shared(), tile(), tile()
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=theirs, src=others(t))  # read
+        nisa.sendrecv(before(theirs), received, 1 - core, 1 - core, 0)
+        index = after(received)
+        place = t.ap([[4, 4], [1, 4]], offset=16 * core, scalar_offset=index, indirect_dim=0)
+        nisa.dma_copy(dst=place, src=tile(3.0))  # write
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=out, src=t)
+        return out
+
+    return kernel
+
+
+def zeros_from(source):
+    out = tile()
+    nisa.tensor_scalar(out, source, nl.multiply, 0.0)
+    return out
+
+
+def index_from(received):
+    index = nl.ndarray((1, 1), nl.int32)
+    nisa.tensor_copy(index, received[0:1, 0:1])
+    return index
+
+
+def loaded_from(received):
+    return 2 * nisa.scalar_load(index_from(received)) + 0
+
+
+def summed_in_registers(source):
+    """A tile that reads ``source`` only through the reduce registers of the scalar engine."""
+    total, out, zeros = nl.ndarray((4, 1), nl.float32), tile(), zeros_from(source)
+    nisa.activation(
+        tile(), nl.copy, zeros, reduce_op=nl.add, reduce_cmd=nisa.reduce_cmd.reset_reduce
+    )
+    nisa.activation(
+        tile(),
+        nl.copy,
+        tile(),
+        reduce_op=nl.add,
+        reduce_cmd=nisa.reduce_cmd.reduce,
+        reduce_res=total,
+    )
+    nisa.tensor_scalar(out, tile(), nl.add, total)
+    return out
+
+
+def at_the_same_address(source):
+    """A tile at an address that an instruction before has read ``source`` into."""
+    first = nl.ndarray((4, 4), nl.float32, nl.sbuf, address=(0, 64))
+    nisa.tensor_copy(first, source)
+    second = nl.ndarray((4, 2), nl.float32, nl.sbuf, address=(0, 72))
+    nisa.memset(second, 0.0)
+    third = nl.ndarray((4, 4), nl.float32, nl.sbuf, address=(0, 64))
+    nisa.memset(third, 0.0)
+    return third
+
+
+@pytest.mark.parametrize("before", [zeros_from, summed_in_registers, at_the_same_address])
+@pytest.mark.parametrize("after", [index_from, loaded_from])
+def test_registers_scalars_and_addresses_pass_dependences_on(before, after):
+    is_ordered(read_and_rewritten(before, after))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_core_that_reads_back_what_it_wrote_may_find_what_the_other_core_writes(early):
+    """Core 0 sends what it wrote to T, and core 1 overwrites T with it plus one. Core 0 reads T before or after."""
+
+    def kernel(x):
+        core = nl.program_id(0)
+        t, out, new, received, back = shared("t"), shared(), tile(2.0), tile(), tile()
+        nisa.dma_copy(dst=t[4:], src=x[4:])
+        if core == 0:
+            nisa.dma_copy(dst=t[:4], src=new)
+            if early:
+                nisa.dma_copy(dst=new, src=t[:4])
+            else:
+                nisa.dma_copy(dst=back, src=t[:4])  # read
+                nisa.tensor_scalar(new, new, nl.add, 0.0)
+        nisa.sendrecv(new, received, 1 - core, 1 - core, 0)
+        if core == 1:
+            nisa.tensor_scalar(received, received, nl.add, 1.0)
+            nisa.dma_copy(dst=t[:4], src=received)  # write
+        nisa.dma_copy(dst=mine(out), src=back)
+        return out, t
+
+    if early:
+        results = [run_ranks(kernel, [(X,)], lnc=2, interleave=seed).results for seed in SEEDS]
+        assert all((one[0][1][:4] == 3.0).all() for one in results)
+    else:
+        races(kernel, "# read", "# write")
+
+
+@pytest.mark.parametrize("how", ["no_reorder", "depends_on", "two blocks"])
+def test_no_reorder_and_depends_on_order_what_no_data_order(how):
+    def kernel(x):
+        core = nl.program_id(0)
+        t, out, theirs, received = shared(), shared(), tile(), tile()
+        nisa.dma_copy(dst=mine(t), src=mine(x))
+        nisa.core_barrier(t, (0, 1))
+        sent, new = tile(), tile(3.0)
+        with nl.no_reorder() if how == "no_reorder" else contextlib.nullcontext():
+            with nl.no_reorder() if how == "two blocks" else contextlib.nullcontext():
+                read = nisa.dma_copy(dst=theirs, src=others(t))  # read
+            with nl.no_reorder() if how == "two blocks" else contextlib.nullcontext():
+                exchange = nisa.sendrecv(sent, received, 1 - core, 1 - core, 0)
+                write = nisa.dma_copy(dst=mine(t), src=new)  # write
+        if how == "depends_on":
+            exchange.depends_on(read)
+            write.depends_on(exchange)
+        nisa.core_barrier(t, (0, 1))
+        nisa.dma_copy(dst=out, src=t)
+        return out
+
+    if how == "two blocks":
+        races(kernel, "# write", "# read")
+    else:
+        is_ordered(kernel)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_collective_passes_dependences_on(sends):
+    """Core 1 overwrites T with what a collective made of the source, which both cores computed from T."""
+
+    def kernel(x):
+        t, src, dst, out = shared("t"), shared("src"), shared("dst"), shared()
+        nisa.dma_copy(dst=t, src=x)
+        nisa.core_barrier(t, (0, 1))
+        half, sent = tile(), tile(2.0)
+        nisa.dma_copy(dst=half, src=t[:4])  # read
+        nisa.dma_copy(dst=src[:4], src=half if sends else sent)
+        nisa.dma_copy(dst=src[4:], src=x[4:])
+        ncc.all_reduce([src], [dst], ncc.ReplicaGroup(()), nl.add)
+        if nl.program_id(0) == 1:
+            nisa.dma_copy(dst=t[:4], src=dst[:4])  # write
+        nisa.dma_copy(dst=mine(out), src=half)
+        return out
+
+    if sends:
+        is_ordered(kernel, world=2)
+    else:
+        races(kernel, "# write", "# read", world=2)
 
 
 def test_private_memory_and_one_core_know_no_races():

@@ -30,6 +30,9 @@ from .running import (
 )
 from .test_ring_forward import LAYOUTS, case
 
+# The kernels leave no order of two cores to the compiler.
+pytestmark = pytest.mark.filterwarnings("error::nki_impl.sim.errors.RaceWarning")
+
 NAMES = ("dq", "dk", "dv")
 
 

@@ -17,6 +17,9 @@ from ringspec.interfaces import nkilib
 from .reference import DTYPES, Case, Inputs, draw, forward, worst
 from .running import errors_of_forward, order, rows, run_forward, turned, wrong
 
+# The kernels leave no order of two cores to the compiler.
+pytestmark = pytest.mark.filterwarnings("error::nki_impl.sim.errors.RaceWarning")
+
 LAYOUTS = {
     "full": {},
     "contiguous": {"causal": True},

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from nki_impl.sim.errors import CollectiveError, LaunchError, PlacementError, TargetError
 from nki_impl.sim.exchange.groups import Rings, ring_of
 from nki_impl.sim.machine.core import Core, current
+from nki_impl.sim.machine.races import note_meeting
 from nki_impl.sim.machine.turns import Arrival, Machine, Meeting, Worker
 from nki_impl.sim.memory.storage import MemoryRegion
 from nki_impl.sim.tensor.patterns import over
@@ -119,6 +120,9 @@ def issue(core: Core, worker: Worker, machine: Machine, call: Call) -> Any:
     meeting = machine.meetings.get((ring, number))
     if meeting is not None:
         _compare(worker, call, meeting)
+    if core.on_operands is not None:
+        read, written = (*call.reads, call.metadata), (*call.writes, call.received)
+        core.on_operands(core.core, core.index, ("srcs", "dsts"), (read, written), {})
     if worker.races is not None:
         worker.races.on_collective(core, call.reads, call.changes)
     for tensor in call.operands:
@@ -151,6 +155,8 @@ def _move(meeting: Meeting, lnc: int, core: Core) -> Any:
         results = [calls[0].move(calls[lane::lnc]) for lane in lanes]
     finally:
         core.on_access = watching
+    for lane in lanes:
+        note_meeting(meeting.members[lane :: len(lanes)])
     for worker, call in zip(meeting.members[::lnc], calls[::lnc], strict=True):
         if worker.races is not None:
             worker.races.order(tensor.storage for tensor in call.operands)

@@ -79,12 +79,17 @@ def register_store(dst: NkiTensor, src: Any) -> None:
 
 def scalar_load(src: NkiTensor) -> NkiScalar:
     """Return the value of the (1,1) int32 or int64 tensor ``src`` (SBUF or HBM) as a scalar of this dtype."""
-    current().begin("scalar_load")
+    core = current()
+    core.begin("scalar_load")
     _check_scalar(src, "src")
+    out = NkiScalar(0, src.dtype)
+    if core.on_operands is not None:
+        core.on_operands(core.core, core.index, ("dst", "src"), (out, src), {})
     static = resolve(src)
     assert static is not None
-    current().count("sync", 1)
-    return NkiScalar(int(read_raw(static, "src").item()), src.dtype)
+    core.count("sync", 1)
+    out._state = int(read_raw(static, "src").item())
+    return out
 
 
 @instruction

@@ -1,11 +1,12 @@
 """One physical core: its identity, memory and counters, and the entry point of all instructions.
 
 Every kernel runs with a current :class:`Core` (:func:`current`). Each operation of ``nki.isa`` is wrapped by
-:func:`instruction`. The machine of a launch may set three hooks of a core:
+:func:`instruction`. The machine of a launch may set four hooks of a core:
 
 - ``core.on_instruction(core)`` is called before each instruction, so that a scheduler can switch to another core;
 - ``core.on_access(core, tensor, is_write)`` is called before each read or write of HBM, for race detection;
-- ``core.on_operands(core, index, names, args, kwargs)`` is called with the number of each instruction and its arguments.
+- ``core.on_operands(core, index, names, args, kwargs)`` is called with the number of each instruction and its arguments;
+- ``core.on_wait(index, producers)`` is called with the numbers of instructions that another one must follow.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Core:
     reduce registers of the "scalar" and "vector" engines, one float32 per partition, or None if the values are
     undefined. ``worker``: the thread of this core in the scheduler. ``strict_matmul``: whether accumulate=True raises
     an error on PSUM elements that no matmul has written. ``loops``: the device loops of this core, None before the first
-    one. ``no_reorder``: the number of ``nl.no_reorder()`` blocks that the core is in.
+    one. ``no_reorder``: the number of ``nl.no_reorder()`` blocks that the core is in. ``block_start``: the number of the
+    last instruction before the outermost of them.
     """
 
     rank: int = 0
@@ -76,10 +78,12 @@ class Core:
     on_operands: (
         Callable[[int, int, Sequence[str], Sequence[Any], Mapping[str, Any]], None] | None
     ) = None
+    on_wait: Callable[[int, Sequence[int]], None] | None = None
     constants: dict[object, object] = field(default_factory=dict)
     worker: Worker | None = None
     loops: Any = None  # a machine.loops.Loops, whose module imports this one
     no_reorder: int = 0
+    block_start: int = 0
 
     @property
     def generation(self) -> int:
@@ -193,6 +197,9 @@ class NkiInstruction:
         """
         for producer in producers:
             refuse_other_nest(producer, self._nest, "depends_on")
+        core = current()
+        if core.on_wait is not None:
+            core.on_wait(self.handle, [producer.handle for producer in producers])
         return self
 
 

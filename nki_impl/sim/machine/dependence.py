@@ -1,17 +1,29 @@
-"""Which accesses to shared HBM an instruction must follow, because of the data that it reads and writes.
+"""Which instructions of a launch must follow which others, because of the data that they read and write.
 
-The scheduler is free to reorder independent operations of one core, so their program order orders nothing. An
-instruction waits for those that wrote what it reads, and for those that read or wrote what it writes. Between the two
-cores of a rank, ``sendrecv`` passes this order on: if a core reads T, computes a tile from it and sends the tile, then
-whatever the other core computes from the received tile follows the read of T.
+The compiler may reorder operations that have no data dependencies, so the program order of a core alone orders nothing.
+:class:`Graph` has a node for each instruction of every core, and an edge to it from each node that it must follow:
 
-Each instruction that accesses shared HBM has a bit; a set of accesses is an int. A whole storage counts as one place, so
-an instruction may seem to follow more than it does, and never less.
+- those that wrote what it reads, and those that read or wrote what it writes. This holds for tensors, for tiles that a
+  kernel places at overlapping addresses, for registers, and for the reduce registers of the engines;
+- the instruction before it in ``nl.no_reorder()``, and those that ``depends_on`` names;
+- the last ``core_barrier`` of its core: no instruction passes a barrier.
 
-Most kernels need none of this, and it takes time. So a kernel runs without it first, and again with it if a race follows
-a ``sendrecv`` (:func:`nki_impl.sim.machine.launch.run_ranks`).
+A ``sendrecv``, a ``core_barrier`` or a collective has one more node, which follows the instructions of all cores that
+take part. So if a core reads T, computes a tile from it and sends the tile, then whatever another core computes from the
+received tile follows the read of T. A barrier counts as a write of its ``data``.
 
-Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.no_reorder.html
+A whole storage counts as one place, so an instruction may seem to follow more than it does, and never less.
+
+For two orders of the program, the documentation does not say whether the compiler must keep them: it "will respect the
+sequential order of operations", and it "is free to reorder independent operations". Their edges are kept apart
+(``program_order``):
+
+- an instruction that comes after a ``sendrecv`` or a collective, and does not depend on it;
+- a barrier on T that comes after a core has read K and then written T, if T does not depend on K.
+
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.language.no_reorder.html,
+nki.isa.core_barrier.html, nki.isa.sendrecv.html and nki.isa.NkiInstruction.html in the same folder, and
+nki/get-started/nki-language-guide.html
 """
 
 from __future__ import annotations
@@ -20,44 +32,74 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nki_impl.sim.memory.registers import VirtualRegister
-from nki_impl.sim.memory.storage import Storage
+from nki_impl.sim.machine.core import Core
+from nki_impl.sim.memory.registers import NkiScalar, VirtualRegister
+from nki_impl.sim.memory.storage import Site, Storage
 from nki_impl.sim.tensor.views import NkiTensor
 
 
 @dataclass(eq=False, slots=True)
 class Trail:
-    """The accesses that a core must follow to read a place (``content``), and besides to write it (``readers``)."""
+    """The node that last wrote a place, 0 if none did, and the nodes that have read the place since."""
 
-    content: int = 0
-    readers: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class Step:
-    """The current instruction of a core: its number, what it reads and writes, and the accesses that it follows."""
-
-    index: int = 0
-    reads: list[Trail] = field(default_factory=list)
-    writes: list[Trail] = field(default_factory=list)
-    follows: int = 0
-
-    def add(self, accesses: int) -> None:
-        """Let this instruction, and all that depend on it, follow ``accesses``."""
-        self.follows |= accesses
-        for trail in self.writes:
-            trail.content |= accesses
-        for trail in self.reads:
-            trail.readers |= accesses
+    writer: int = 0
+    readers: list[int] = field(default_factory=list)
 
 
-class Dependence:
-    """The dependences of the two cores of one rank."""
+class Graph:
+    """The instructions of all cores of a launch. Node 0 is no instruction."""
 
     def __init__(self) -> None:
-        self.steps = [Step(), Step()]
-        self._next = 1
-        self._bits: dict[tuple[int, int], int] = {}
+        self._before: list[tuple[int, ...]] = [()]
+        self._listed: list[tuple[int, ...]] = [()]
+        self.is_amended = False
+
+    def add(self, before: Iterable[int], listed: Iterable[int] = ()) -> int:
+        """Return a new node that follows ``before``, and in program order also the nodes ``listed``."""
+        self._before.append(tuple(before))
+        self._listed.append(tuple(listed))
+        return len(self._before) - 1
+
+    def amend(self, node: int, before: Iterable[int]) -> None:
+        """Let ``node`` follow the nodes ``before``, too, some of which may be newer."""
+        self._before[node] += tuple(before)
+        self.is_amended = True
+
+    def ancestors(self, node: int, oldest: int, program_order: bool) -> set[int]:
+        """Return the nodes from ``oldest`` on that ``node`` must follow; older ones may be among them.
+
+        ``program_order``: whether the edges that only the order of the program gives count, too.
+        """
+        oldest = 1 if self.is_amended else oldest
+        found: set[int] = set()
+        stack = [node]
+        while stack:
+            at = stack.pop()
+            before = self._before[at]
+            for one in before + self._listed[at] if program_order else before:
+                if one >= oldest and one not in found:
+                    found.add(one)
+                    stack.append(one)
+        return found
+
+
+class Program:
+    """The instructions of one core, which it adds to the graph of the launch."""
+
+    def __init__(self, graph: Graph, core: Core) -> None:
+        self.graph = graph
+        self._core = core
+        self._nodes: dict[int, int] = {}
+        self._last = 0
+        self._reads: list[Trail] = []
+        self._writes: list[Trail] = []
+        self._reduce_registers = Trail()
+        self._barrier = 0
+        self._exchange: tuple[int, ...] = ()
+
+    def node(self, index: int) -> int:
+        """Return the node of instruction ``index``, 0 if it has none."""
+        return self._nodes.get(index, 0)
 
     def enter(
         self,
@@ -68,48 +110,69 @@ class Dependence:
         more: Mapping[str, Any],
     ) -> None:
         """Begin instruction ``index`` of ``core``, an operation with these arguments (``names``: of the positional)."""
-        step = self.steps[core] = Step(index)
+        reads: list[Trail] = []
+        writes: list[Trail] = []
+        rivals: list[Trail] = []
+        is_barrier = self._core.operation == "core_barrier"
         for name, value in (*zip(names, args, strict=False), *more.items()):
-            output = "dst" in name or name == "reduce_res"
-            for place in _places(value):
-                trail = _trail(place, core)
-                is_write = output and not isinstance(value, VirtualRegister)
-                (step.writes if is_write else step.reads).append(trail)
-                if isinstance(place, NkiTensor) and place.dynamic is not None:
-                    step.reads.append(_trail(place.dynamic.source, core))
-                if isinstance(value, VirtualRegister) and output:
-                    step.writes.append(trail)
-        follows = 0
-        for trail in step.reads:
-            follows |= trail.content
-        for trail in step.writes:
-            follows |= trail.content | trail.readers
-        step.add(follows)
+            if name == "reduce_cmd":
+                writes.append(self._reduce_registers)
+            for place in (value,) if type(value) is NkiTensor else _places(value):
+                is_output = "dst" in name or name == "reduce_res" or is_barrier
+                (writes if is_output else reads).append(_trail(_owner(place), core))
+                if isinstance(place, NkiTensor):
+                    if place._storage.site is not None:
+                        rivals.extend(_rivals(place._storage.site, core))
+                    if place.dynamic is not None:
+                        sources = _places(place.dynamic.source)
+                        reads.extend(_trail(_owner(source), core) for source in sources)
+        before = {self._barrier}
+        if self._core.no_reorder and self._last > self._core.block_start:
+            before.add(self._nodes[self._last])
+        for trail in reads:
+            before.add(trail.writer)
+        for trail in (*writes, *rivals):
+            before.add(trail.writer)
+            before.update(trail.readers)
+        before.discard(0)
+        self._reads, self._writes = reads, writes
+        self._last = index
+        self._nodes[index] = node = self.graph.add(before, self._exchange)
+        self._mark(node)
 
-    def access(self, core: int, index: int) -> int:
-        """Give the current instruction of ``core`` its bit, and return what it follows."""
-        step = self.steps[core]
-        if step.index != index:
-            return 0
-        if (core, index) not in self._bits:
-            self._bits[core, index] = self._next
-            step.add(self._next)
-            self._next <<= 1
-        return step.follows
+    def wait(self, index: int, producers: Iterable[int]) -> None:
+        """Let instruction ``index`` follow the instructions ``producers`` of the same core (``depends_on``)."""
+        node = self.node(index)
+        if node:
+            self.graph.amend(node, [self.node(one) for one in producers if self.node(one)])
 
-    def bit(self, core: int, index: int) -> int:
-        """Return the bit of an instruction, 0 if it has none."""
-        return self._bits.get((core, index), 0)
+    def _mark(self, node: int) -> None:
+        """Let what depends on the current instruction follow ``node``."""
+        for trail in self._reads:
+            trail.readers.append(node)
+        for trail in self._writes:
+            trail.writer = node
+            trail.readers = []
 
-    def meet(self) -> None:
-        """Both cores are in one ``sendrecv``: what one of them follows, the other follows, too."""
-        one, two = self.steps
-        both = one.follows | two.follows
-        one.add(both)
-        two.add(both)
+    @staticmethod
+    def meet(programs: Sequence[Program], is_barrier: bool, listed: Iterable[int] = ()) -> None:
+        """Join the current instructions of ``programs``, an exchange or a barrier that all of them take part in.
+
+        ``listed``: nodes that come before it in program order.
+        """
+        node = programs[0].graph.add((one._nodes[one._last] for one in programs), listed)
+        for one in programs:
+            one._nodes[one._last] = node
+            one._mark(node)
+            if is_barrier:
+                one._barrier = node
+            else:
+                one._exchange = (node,)
 
 
 def _places(value: Any) -> Iterable[NkiTensor | VirtualRegister]:
+    if isinstance(value, NkiScalar):
+        return value.roots or (value,)
     if isinstance(value, (NkiTensor, VirtualRegister)):
         return (value,)
     if isinstance(value, (list, tuple)):
@@ -117,9 +180,23 @@ def _places(value: Any) -> Iterable[NkiTensor | VirtualRegister]:
     return ()
 
 
-def _trail(place: NkiTensor | VirtualRegister, core: int) -> Trail:
-    owner: Storage | VirtualRegister = place._storage if isinstance(place, NkiTensor) else place
+def _owner(place: NkiTensor | VirtualRegister) -> Storage | VirtualRegister | Site:
+    """Return what has the trail of a place: the memory of a tile with an address, which other tiles may use in turn."""
+    if isinstance(place, VirtualRegister):
+        return place
+    storage = place._storage
+    return storage if storage.site is None else storage.site
+
+
+def _rivals(site: Site, core: int) -> list[Trail]:
+    """Return the trails of other memory that overlaps ``site``."""
+    return [_trail(near.site, core) for near in site.near if near.site is not site]
+
+
+def _trail(owner: Storage | VirtualRegister | Site, core: int) -> Trail:
     if owner.trails is None:
-        owner.trails = (Trail(), Trail())
-    trail: Trail = owner.trails[core]
+        owner.trails = [None, None]
+    trail: Trail | None = owner.trails[core]
+    if trail is None:
+        trail = owner.trails[core] = Trail()
     return trail

@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from inspect import BoundArguments
 from typing import Any, Literal
 
-from nki_impl.sim.errors import CollectiveError, LaunchError, OutputError
+from nki_impl.sim.errors import (
+    CollectiveError,
+    LaunchError,
+    OutputError,
+    RaceError,
+    SimulatorError,
+)
 from nki_impl.sim.machine.arguments import (
     Input,
     as_torch,
@@ -31,8 +37,9 @@ from nki_impl.sim.machine.arguments import (
 )
 from nki_impl.sim.machine.core import GENERATIONS, Core, acting_as, current
 from nki_impl.sim.machine.counters import Counters, add_up, count_cores
+from nki_impl.sim.machine.dependence import Graph, Program
 from nki_impl.sim.machine.loops import refuse_ended
-from nki_impl.sim.machine.races import Detector, UnclearRace
+from nki_impl.sim.machine.races import Detector
 from nki_impl.sim.machine.turns import Machine, Worker
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 from nki_impl.sim.tensor.views import NkiTensor
@@ -149,14 +156,15 @@ def run_ranks(
     results of a correct kernel; None: a fixed order. ``ring_ids``: whether
     ``collective_permute_implicit_current_processing_rank_id`` returns the owner's number or its position in the ring.
     ``update_inputs``: whether a kernel may write its inputs, which changes the caller's arrays. ``races``: whether a race
-    ends the run with a RaceError, or is a :class:`~nki_impl.sim.errors.RaceWarning`, once for each pair of lines.
+    ends the run with a RaceError, or is a :class:`~nki_impl.sim.errors.RaceWarning`, once for each pair of lines. Accesses
+    that are ordered only if the compiler keeps the order of the program are always warnings.
 
     Raises LaunchError for invalid arguments, another :class:`~nki_impl.sim.errors.SimulatorError` for a broken rule of
     the machine, or the exception that the kernel raised, with a note of the rank and core.
     """
     made: Kernel = jit(kernel)
-    cores_per_rank = (made.grid or 1) if lnc is None else lnc
-    if cores_per_rank not in (1, 2) or (made.grid and made.grid != cores_per_rank):
+    per_rank = (made.grid or 1) if lnc is None else lnc
+    if per_rank not in (1, 2) or (made.grid and made.grid != per_rank):
         raise LaunchError(
             "lnc", "1 or 2, as in kernel[lnc]", f"lnc={lnc}, grid {made.grid}", "pass one"
         )
@@ -164,15 +172,9 @@ def run_ranks(
         raise LaunchError("races", '"error" or "warn"', repr(races), "pass one of the two")
     if not arguments:
         raise LaunchError("arguments", "an entry for each rank", "none", "pass [(q, k, v), ...]")
-    run = functools.partial(
-        _run, made, arguments, cores_per_rank, target, interleave, ring_ids, update_inputs
+    return _run(
+        made, arguments, per_rank, target, interleave, ring_ids, update_inputs, races == "warn"
     )
-    if races == "warn":
-        return run(only_warn=True, follow=True)
-    try:
-        return run(only_warn=False, follow=False)
-    except UnclearRace:
-        return run(only_warn=False, follow=True)
 
 
 def _run(
@@ -184,9 +186,8 @@ def _run(
     ring_ids: Literal["rank", "position"],
     update_inputs: bool,
     only_warn: bool,
-    follow: bool,
 ) -> Outcome:
-    """Run the kernel once, see :func:`run_ranks`; ``follow``: whether the race detectors follow dependences."""
+    """Run the kernel, see :func:`run_ranks`."""
     machine = Machine(len(arguments), lnc, interleave, ring_ids)
     generation_of = resolve_target(target, made)
     grid = made.grid or (2 if lnc == 2 else 0)
@@ -195,11 +196,17 @@ def _run(
         _bind(made, arguments[rank], rank, lnc, not update_inputs, inputs[rank])
         for rank in range(machine.world)
     ]
-    cores = _make_cores(machine, generation_of, grid, only_warn, follow)
+    cores = _make_cores(machine, generation_of, grid, only_warn)
     bodies = [
         functools.partial(_body, made, core, calls[core.rank], update_inputs) for core in cores
     ]
-    returned = machine.run(bodies)
+    detectors = [worker.races for worker in machine.workers[::lnc] if worker.races is not None]
+    try:
+        returned = machine.run(bodies)
+    except SimulatorError:
+        _report(detectors)  # a race may be the cause
+        raise
+    _report(detectors)
     results = tuple(each_tensor(returned[rank * lnc], unload) for rank in range(machine.world))
     if update_inputs:
         for items in inputs:
@@ -278,14 +285,13 @@ def _bind(
     return bound
 
 
-def _make_cores(
-    machine: Machine, target: str, grid: int, only_warn: bool, follow: bool
-) -> list[Core]:
+def _make_cores(machine: Machine, target: str, grid: int, only_warn: bool) -> list[Core]:
     """Make a core for each worker (thread); the cores of a rank share one HBM and one race detector."""
     cores = []
+    graph = Graph()
     for rank in range(machine.world):
         shared = RankMemory(machine.lnc)
-        detector = Detector(only_warn, follow) if machine.lnc > 1 else None
+        detector = Detector(graph, only_warn) if machine.lnc > 1 else None
         for worker in machine.cores_of([rank]):
             memory = CoreMemory(GENERATIONS[target])
             memory.lifetimes.deferred = True
@@ -294,13 +300,23 @@ def _make_cores(
             worker.races = detector
             if detector is not None:
                 core.on_access = detector.on_access
-                if detector.dependence is not None:
-                    core.on_operands = detector.dependence.enter
+                program = Program(graph, core)
+                detector.programs.append(program)
+                core.on_operands, core.on_wait = program.enter, program.wait
             cores.append(core)
             if not machine.alone and (machine.interleaved or detector is not None):
                 core.on_instruction = functools.partial(_step, machine, worker)
     machine.on_interrupt = functools.partial(_step_from_now, machine, cores)
     return cores
+
+
+def _report(detectors: Sequence[Detector]) -> None:
+    for rank, detector in enumerate(detectors):
+        try:
+            detector.report()
+        except RaceError as error:
+            error.args = (f"[rank {rank}] {error}", *error.args[1:])
+            raise
 
 
 def _step_from_now(machine: Machine, cores: list[Core]) -> None:

@@ -30,19 +30,17 @@ Chosen = NDArray[np.bool_]
 class Access:
     """One access in the current phase, kept so that the message of a race can name it.
 
-    ``index``: the number of the instruction in the program of the core. ``follows``: the accesses that it must follow
-    (:mod:`nki_impl.sim.machine.dependence`).
+    ``node``: the instruction in the graph of the launch (:mod:`nki_impl.sim.machine.dependence`), 0 if there is none.
     """
 
     core: int
-    index: int
     kind: int
     operation: str
     line: str
     start: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    follows: int = 0
+    node: int = 0
 
     def __str__(self) -> str:
         return f"core {self.core} {_VERBS[self.kind]} in {self.operation} ({self.line})"

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.machine.ledger import READ, WRITE, Access, Chosen, Ledger, Marks, bytes_of, window
+from nki_impl.sim.machine.ledger import WRITE, Access, Chosen, Ledger, Marks, bytes_of
 from nki_impl.sim.tensor.patterns import over
 from nki_impl.sim.tensor.views import NkiTensor
 
@@ -87,23 +87,12 @@ def remaining(ledger: Ledger) -> Chosen | None:
     return apart if apart.any() else None
 
 
-def forget_reads(ledger: Ledger, core: int, before: int) -> None:
-    """Remove the reads of ``core`` with an index below ``before`` from the ledger."""
-    kept = [a for a in ledger.log if a.core != core or a.kind != READ or a.index >= before]
-    if len(kept) == len(ledger.log):
-        return
-    ledger.log = kept
-    ledger.marks &= np.uint8(0xFF ^ (READ << core))
-    if ledger.history is not None:
-        ledger.history &= np.uint8(0xFF ^ ((OWN_READ | STALE) << core))
-    for access in kept:
-        if access.core == core and access.kind == READ:
-            marks = window(ledger.marks, access)
-            own = (marks & np.uint8(WRITE << core)) != 0
-            marks |= ~own * np.uint8(READ << core)
-            if ledger.history is not None:
-                history = window(ledger.history, access)
-                history |= own * np.uint8(OWN_READ << core)
+def written_once(ledger: Ledger, places: Chosen) -> Chosen:
+    """Return those of ``places`` to which no core has written different bits."""
+    if ledger.history is None:
+        return places
+    varied = ledger.history & np.uint8(VARIED | VARIED << 1)
+    return places & (varied == 0)
 
 
 def _undetermined(tensor: NkiTensor, ledger: Ledger, both: Chosen) -> Chosen:

@@ -24,6 +24,7 @@ from nki_impl.sim.errors import (
 from nki_impl.sim.isa.enums import dma_engine as _dma_engine
 from nki_impl.sim.isa.enums import engine as _engine
 from nki_impl.sim.machine.core import Core, current, instruction_from
+from nki_impl.sim.machine.races import note_meeting
 from nki_impl.sim.machine.turns import Machine, Meeting, Worker
 from nki_impl.sim.memory.storage import MemoryRegion
 from nki_impl.sim.tensor.access import check_read, keep_holes, unwritten, write
@@ -93,7 +94,8 @@ def _pass(meeting: Meeting) -> None:
         )
     detector = meeting.members[0].races
     if detector is not None and storages[0] is not None:
-        detector.at_barrier(storages[0])
+        note_meeting(meeting.members, storages[0])
+        detector.order((storages[0],))
 
 
 @instruction_from(3)
@@ -159,9 +161,7 @@ def _exchange(meeting: Meeting) -> None:
                 "pass 1 - nl.program_id(0) for both",
                 operation="sendrecv",
             )
-    detector = meeting.members[0].races
-    if detector is not None:
-        detector.at_exchange()
+    note_meeting(meeting.members)
     sent = [(src.array.copy(), unwritten(src)) for src, _, _, _ in parts]
     for _, dst, _, source in parts:
         src = parts[source][0]

@@ -89,25 +89,27 @@ class NkiScalar(VirtualRegister):
 
     The operators are + - * with a Python int or another scalar of the same dtype; results wrap to the bits of ``dtype``.
     It can be a ``scalar_offset``, and Python cannot know its value. An int32, like a register, can be a bound of
-    ``fori_loop`` and an offset on chip.
+    ``fori_loop`` and an offset on chip. ``roots``: the loaded scalars that it was computed from; none if it was loaded.
 
     Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/nki/api/generated/nki.isa.NkiScalar.html
     """
 
-    __slots__ = ("dtype",)
+    __slots__ = ("dtype", "roots")
 
-    def __init__(self, state: int, dtype: Any) -> None:
+    def __init__(self, state: int, dtype: Any, roots: tuple[NkiScalar, ...] = ()) -> None:
         super().__init__(frozen=True)
         self._state = state
         self.dtype = dtype
+        self.roots = roots
 
     def _int(self) -> int:
         assert self._state is not None
         return self._state
 
-    def _result(self, value: int) -> NkiScalar:
+    def _result(self, value: int, other: object = None) -> NkiScalar:
         low: int = self.dtype.low
-        return NkiScalar((value - low) % (-2 * low) + low, self.dtype)
+        roots = [r for s in (self, other) if isinstance(s, NkiScalar) for r in s.roots or (s,)]
+        return NkiScalar((value - low) % (-2 * low) + low, self.dtype, tuple(dict.fromkeys(roots)))
 
     def _other(self, value: object) -> int:
         """Return the other operand of an operator as an int."""
@@ -131,16 +133,16 @@ class NkiScalar(VirtualRegister):
         return int(value)
 
     def __add__(self, other: object) -> NkiScalar:
-        return self._result(self._int() + self._other(other))
+        return self._result(self._int() + self._other(other), other)
 
     def __sub__(self, other: object) -> NkiScalar:
-        return self._result(self._int() - self._other(other))
+        return self._result(self._int() - self._other(other), other)
 
     def __rsub__(self, other: object) -> NkiScalar:
-        return self._result(self._other(other) - self._int())
+        return self._result(self._other(other) - self._int(), other)
 
     def __mul__(self, other: object) -> NkiScalar:
-        return self._result(self._int() * self._other(other))
+        return self._result(self._int() * self._other(other), other)
 
     def __neg__(self) -> NkiScalar:
         return self._result(-self._int())

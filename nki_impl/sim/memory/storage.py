@@ -94,15 +94,16 @@ class Site:
     """The memory at one ``extent`` in SBUF or PSUM of a core. All tensors that the kernel places exactly there share it.
 
     ``filled``: those of its tensors that may hold data. ``near``: the sites that share memory with this one, which is
-    one of them.
+    one of them. ``trails``: see :mod:`nki_impl.sim.machine.dependence`.
     """
 
-    __slots__ = ("extent", "filled", "near")
+    __slots__ = ("extent", "filled", "near", "trails")
 
     def __init__(self, extent: Extent) -> None:
         self.extent = extent
         self.filled: list[weakref.ref[Storage]] = []
         self.near: list[Near] = []
+        self.trails: Any = None  # of machine.dependence, which imports this module
 
 
 class Near(NamedTuple):
