@@ -160,12 +160,12 @@ class Search:
         return whole
 
     def widened(self, tried: Sequence[Chain]) -> Iterator[Chain]:
-        """Yield the chains of one fault; before each of the first, the same kind everywhere, as another fault may hide some of it."""
+        """Yield the chains of one fault; after each of the first, its kind everywhere, some of which another fault may hide."""
         for number, (faults, match) in enumerate(tried):
+            yield faults, match
             fault = everywhere(faults[0])
             if number < MOST_WIDENED and fault is not faults[0]:
                 yield (fault,), self.predict(fault.applied(self.base))
-            yield faults, match
 
     def from_known(self, of_known: Sequence[Chain], count: int) -> list[Chain]:
         """Return what explains everything with ``count`` faults that other problems showed and one more."""

@@ -286,7 +286,9 @@ def with_rest(found: Told, readings: Sequence[Reading]) -> Told:
     """Say what is wrong in the problems that are explained by faults of others, and for which no sentence accounts."""
     named = {*found.explained, *found.others}
     rest = [one for one in readings if one.explained and one.problem not in named]
-    return dataclasses.replace(found, separate=separate(found.faults, rest, found.separate))
+    return dataclasses.replace(
+        found, separate=separate(found.faults, found.base, rest, found.separate)
+    )
 
 
 def proved(
@@ -301,9 +303,10 @@ def proved(
 
     def holds(id: str, told_there: Told) -> bool:
         problem, outputs = results[id]
-        calls = problem.call, problem.proof
-        compared = [gives(told_there, *one) for one in zip(calls, outputs, strict=True)]
-        return all(one is None or one.fits for one in compared)
+        compared, *renamed = [
+            gives(one, problem.proof, outputs[1]) for one in with_a_window(told_there)
+        ]
+        return compared is None or compared.fits or any(one and one.fits for one in renamed)
 
     apart = [
         dataclasses.replace(one, problems=tuple(x for x in one.problems if holds(x, of_one)))
@@ -353,18 +356,23 @@ def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:
     )
 
 
-def refutes(proof: Replayed, found: Told) -> bool:
-    """Return whether the results of a problem are right where the faults would make them wrong.
-
-    A fault that ignores the causal mask has another name in a problem with a window, which it may keep.
-    """
+def with_a_window(found: Told) -> list[Told]:
+    """Return ``found``, and the same with the other name that a fault has in a problem with a window, which it may keep."""
     windowed = {causal: kept for kept, causal in WITH_A_WINDOW.items()}
     renamed = tuple(
         dataclasses.replace(one, kind=windowed.get(one.kind, one.kind)) for one in found.faults
     )
-    for faults in dict.fromkeys((found.faults, renamed)):
-        compared = proof.compared(dataclasses.replace(found, faults=faults), in_every_way=True)
-        if compared is None and faults != found.faults and not proof.has_window:
+    return [
+        found,
+        *([dataclasses.replace(found, faults=renamed)] if renamed != found.faults else []),
+    ]
+
+
+def refutes(proof: Replayed, found: Told) -> bool:
+    """Return whether the results of a problem are right where the faults would make them wrong."""
+    for one in with_a_window(found):
+        compared = proof.compared(one, in_every_way=True)
+        if compared is None and one is not found and not proof.has_window:
             continue
         if compared is None or compared.fits:
             return False

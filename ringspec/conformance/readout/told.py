@@ -151,14 +151,17 @@ def combined(readings: Sequence[Reading]) -> Told:
         sentences += in_words
         alternatives += others
 
+    base = first.backward.base if first.backward else ""
+
     def same(one: Reading) -> bool:
-        return all(accounts(phase, best, one) for phase, best in best_sets.items())
+        with_base = one.backward is None or one.backward.base == base
+        return with_base and all(accounts(x, best, one) for x, best in best_sets.items())
 
     return Told(
         faults=tuple(faults),
-        base=first.backward.base if first.backward else "",
+        base=base,
         stated=tuple(sentences),
-        separate=separate(faults, [one for one in explained if not same(one)]),
+        separate=separate(faults, base, [one for one in explained if not same(one)]),
         left=tuple(unexplained(left)),
         alternatives=tuple(
             Alternative(" ".join(fault.told() for fault in one), in_place_of(one, faults))
@@ -178,9 +181,9 @@ def in_place_of(alternative: Sequence[Named], faults: Sequence[Named]) -> tuple[
 
 
 def separate(
-    faults: Sequence[Named], others: Sequence[Reading], before: Sequence[Separate] = ()
+    faults: Sequence[Named], base: str, others: Sequence[Reading], before: Sequence[Separate] = ()
 ) -> tuple[Separate, ...]:
-    """Say what is wrong in a few of the problems ``others``, which ``faults`` do not explain.
+    """Say what is wrong in a few of the problems ``others``, which ``faults`` with this ``base`` do not explain.
 
     'also': beside these faults; 'only': some of these faults; otherwise in their place. ``before``: what is already said
     of other problems.
@@ -197,13 +200,14 @@ def separate(
         ]
         new = [fault for fault in found if name_in_any(fault) not in known]
         missing = known - {name_in_any(fault) for fault in found}
-        if not found or not (new or missing):
+        base_here = one.backward.base if one.backward else ""
+        if not found or not (new or missing or base_here != base):
             continue
-        how = "" if new and missing else ", also" if new else ", only"
+        how = ", also" if new and not missing else ", only" if missing and not new else ""
+        how = how if base_here == base else ""
         said = new if how == ", also" else found
-        base = one.backward.base if one.backward and said[0].phase == "forward" else ""
-        base = base_in_words(base, said)
-        words = [fault.told() for fault in said] + ([base] if base else [])
+        more = base_in_words(base_here, said) if said[0].phase == "forward" else ""
+        words = [fault.told() for fault in said] + ([more] if more else [])
         words = [in_batches(x) for x in words] if BATCHES in one.problem else words
         key = how, " ".join(words)
         largest = STILL_SIMPLE if one.evaluations else SIMPLE
@@ -211,8 +215,7 @@ def separate(
             len(said_of) == MOST_OTHERS or any(fault.cost > largest for fault in new)
         ):
             continue
-        of_backward = one.backward.base if one.backward else ""
-        same = said_of.get(key) or Separate((), *key, tuple(found), of_backward)
+        same = said_of.get(key) or Separate((), *key, tuple(found), base_here)
         said_of[key] = dataclasses.replace(same, problems=(*same.problems, one.problem))
     return tuple(said_of.values())
 
