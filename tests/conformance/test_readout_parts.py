@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from conformance.tiled_ring import inputs_of, over_group
 
+from ringspec.conformance.readout.geometry import Geometry, positions
+from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.merge_formulas import LSES_MERGED, WEIGHTS
 from ringspec.conformance.readout.problems import Setting, problem_of
 from ringspec.conformance.readout.product_kinds import kept_tiles
@@ -279,3 +281,18 @@ def test_the_last_and_first_tiles_of_a_block_are_those_that_loops_find():
         for found, at in ((last, computed[-1:]), (first, computed[:1])):
             expected = np.isin(np.arange(n) // keys * keys, at)
             assert np.array_equal(found[0, 0, 0, i], expected)
+
+
+def test_a_striped_window_that_counts_within_the_visible_part_of_a_block_is_known():
+    W, n, left = 3, 8, 4
+    geometry = Geometry(
+        W, "kv", 1, "striped", positions("striped", W, n), True, (left, None), 4, 2, 0.5
+    )
+    words = "the window counts queries and keys within the visible part of a block"
+    (mask,) = (one for one in masks_of(geometry) if one.words == words)
+    for a, b in itertools.product(range(W), repeat=2):
+        first = 1 if b > a else 0  # query 0 sees no key of a later worker
+        expected = np.zeros((n, n), bool)
+        for i, j in itertools.product(range(n - first), repeat=2):
+            expected[first + i, j] = 0 <= i - j <= left
+        np.testing.assert_array_equal(mask.pattern[a, b, 0], expected)

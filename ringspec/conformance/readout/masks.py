@@ -286,6 +286,11 @@ def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
         )
     local = see(q, k, causal, None) & see(slot, slot, False, geometry.window)
     yield Mask("the window compares slot numbers within a worker", local)
+    if geometry.layout == "striped" and causal:
+        # In the block of a later worker, the visible part begins at query 1.
+        a, b = np.indices((geometry.workers, geometry.workers))[..., None]
+        in_part = see(q, k, True, None) & see(slot - (b > a), slot, False, geometry.window)
+        yield Mask("the window counts queries and keys within the visible part of a block", in_part)
     for where, more_left, more_right in (
         ("on the left", 1, 0),
         ("on the right", 0, 1),
