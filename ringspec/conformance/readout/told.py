@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringspec.conformance.readout import hints
-from ringspec.conformance.readout.backward_search import GRADIENT
+from ringspec.conformance.readout.backward_search import GRADIENT, SAVED
 from ringspec.conformance.readout.places import LISTED, PAIRS
 from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
 from ringspec.conformance.readout.rounding import is_rounding
@@ -223,8 +223,9 @@ def separate(
 def base_in_words(base: str, faults: Sequence[Named]) -> str:
     """Say what the backward pass computes; the gradient of a forward pass whose lse alone is wrong is the correct one."""
     forward = [fault.kind for fault in faults if fault.phase == "forward"]
-    lse_alone = all(kind.startswith(OF_LSE_ALONE) for kind in forward)
-    return RIGHT_GRADIENTS if base == GRADIENT and forward and lse_alone else base
+    lse_alone = bool(forward) and all(kind.startswith(OF_LSE_ALONE) for kind in forward)
+    right = base == GRADIENT or (base == SAVED and len(forward) == len(faults))
+    return RIGHT_GRADIENTS if right and lse_alone else base
 
 
 def best_of(
