@@ -296,3 +296,16 @@ def test_a_striped_window_that_counts_within_the_visible_part_of_a_block_is_know
         for i, j in itertools.product(range(n - first), repeat=2):
             expected[first + i, j] = 0 <= i - j <= left
         np.testing.assert_array_equal(mask.pattern[a, b, 0], expected)
+
+
+def test_a_window_that_counts_within_pairs_of_workers_is_known():
+    W, n, left = 4, 6, 3
+    geometry = Geometry(
+        W, "kv", 1, "contiguous", positions("contiguous", W, n), True, (left, None), 4, 2, 0.5
+    )
+    words = "the window counts tokens within pairs of workers (0 and 1, 2 and 3)"
+    (mask,) = (one for one in masks_of(geometry) if one.words == words)
+    pairs = np.broadcast_to(mask.pattern, (W, W, 1, n, n))
+    for query, key in itertools.product(range(W * n), repeat=2):
+        seen = key <= query and query % (2 * n) - key % (2 * n) <= left
+        assert pairs[query // n, key // n, 0, query % n, key % n] == seen

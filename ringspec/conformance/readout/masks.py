@@ -286,6 +286,11 @@ def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
         )
     local = see(q, k, causal, None) & see(slot, slot, False, geometry.window)
     yield Mask("the window compares slot numbers within a worker", local)
+    if geometry.layout == "contiguous" and geometry.workers == 4:
+        # As in a ring of two groups of two workers, which exchange heads inside a group.
+        a, b = np.indices((4, 4))[..., None] % 2 * geometry.slots
+        in_pairs = see(q, k, causal, None) & see(slot + a, slot + b, False, geometry.window)
+        yield Mask("the window counts tokens within pairs of workers (0 and 1, 2 and 3)", in_pairs)
     if geometry.layout == "striped" and causal:
         # In the block of a later worker, the visible part begins at query 1.
         a, b = np.indices((geometry.workers, geometry.workers))[..., None]
