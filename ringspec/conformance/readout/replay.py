@@ -145,7 +145,9 @@ class Replayed:
                 way = ring.given.geometry.parts
                 if way and (any(one.fits for one in found) or (way == VISIBLE and not tiled(told))):
                     continue
-                made = ring.results_of(told, self.saved(entry) if phase == "backward" else None)
+                made = ring.results_of(
+                    told, saved_in(self.outputs, entry) if phase == "backward" else None
+                )
                 if made is None and in_every_way:
                     return None
                 if made is not None and phase:
@@ -171,16 +173,6 @@ class Replayed:
             or any(ring.fault(fault.name) is not None for ring in self.rings[0])
         ]
 
-    def saved(self, entry: int) -> tuple[Array, Array] | None:
-        """Return the target's own o [W, H, n, D] and lse [W, H, n]; None if it hides lse."""
-        if "lse" not in self.outputs:
-            return None
-        o, lse = (
-            np.stack([load(np.asarray(x))[entry] for x in self.outputs[name]])
-            for name in OF_FORWARD
-        )
-        return o, lse
-
     def nearer(self, entry: int, made: tuple[Results, Results], rounded: bool) -> Compared:
         """Compare one batch entry with the results of the faults; ``rounded``: some values are rounded to 16 bits."""
         tolerance = TOLERANCES[self.call.formats["inputs"]]
@@ -198,6 +190,14 @@ class Replayed:
         reduced = dataclasses.replace(told, faults=faults)
         compared = self.compared(reduced) if faults != told.faults else None
         return reduced if compared is not None and compared.fits else told
+
+
+def saved_in(outputs: Outputs, entry: int) -> tuple[Array, Array] | None:
+    """Return a target's own o [W, H, n, D] and lse [W, H, n]; None if it hides lse."""
+    if "lse" not in outputs:
+        return None
+    o, lse = (np.stack([load(np.asarray(x))[entry] for x in outputs[name]]) for name in OF_FORWARD)
+    return o, lse
 
 
 def nearer(

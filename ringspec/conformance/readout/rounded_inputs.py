@@ -19,10 +19,10 @@ from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.places import FROM_STEP_1
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.reading import Named, PassRead
-from ringspec.conformance.readout.replay import Given, Results, given_of, nearer, ways_of
+from ringspec.conformance.readout.replay import Given, Results, given_of, nearer, saved_in, ways_of
 from ringspec.conformance.readout.rounding import NARROW, ROUNDED
 from ringspec.conformance.target.protocol import Call
-from ringspec.formats import load, round_to
+from ringspec.formats import round_to
 from ringspec.problem.model import Array, Booleans
 from ringspec.recipes import RECIPES
 
@@ -117,10 +117,7 @@ def fits(
 ) -> bool:
     """Return whether one batch entry of the results ``of_phase`` is what the rounding gives."""
     names = tuple(of_phase)
-    saved = None
-    if "dq" in names and "lse" in outputs:
-        o, lse = (np.stack([load(x)[entry] for x in outputs[name]]) for name in ("o", "lse"))
-        saved = o, lse
+    saved = saved_in(outputs, entry) if "dq" in names else None
     with np.errstate(all="ignore"):
         ours, sizes = results_of(given, rounding, saved)
     tolerance = TOLERANCES[call.formats["inputs"]]
