@@ -23,7 +23,6 @@ from ringspec.conformance.readout.kinds import (
     verb,
 )
 from ringspec.conformance.readout.last_tiles import clamped_kinds
-from ringspec.conformance.readout.masks import Mask
 from ringspec.conformance.readout.operands import Operand, operand_kinds
 from ringspec.conformance.readout.product_kinds import (
     dbias_kinds,
@@ -34,6 +33,7 @@ from ringspec.conformance.readout.product_kinds import (
 )
 from ringspec.conformance.readout.sink_kinds import dsink_kinds
 from ringspec.conformance.readout.sources import sources
+from ringspec.conformance.readout.visible import Mask
 
 CAP_SLOPE_WORDS = {
     "none": "dS lacks the derivative of the soft cap",

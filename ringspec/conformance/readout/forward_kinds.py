@@ -17,12 +17,13 @@ from ringspec.conformance.readout.choices import (
 from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
 from ringspec.conformance.readout.kinds import WITH_A_MASK, Kind, factors
 from ringspec.conformance.readout.last_tiles import clamped_kinds, padded_kinds
-from ringspec.conformance.readout.masks import Mask, every_mask, numbers_of
+from ringspec.conformance.readout.masks import every_mask, numbers_of
 from ringspec.conformance.readout.merges import MERGES
 from ringspec.conformance.readout.operands import Operand, operand_kinds
 from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.sink_kinds import sink_kinds
 from ringspec.conformance.readout.sources import sources
+from ringspec.conformance.readout.visible import Mask
 
 # The block whose o a row merges, of those in which it sees a key.
 OTHER_O = {

@@ -22,6 +22,7 @@ WAYS = {"zigzag": ("", VISIBLE, OWN_CHUNKS), "striped": ("", VISIBLE)}
 LATER = "contiguous, shifted by one token"
 EXCHANGED = "zigzag with its two chunks exchanged"
 SHORT = "contiguous, with one token fewer on each worker"
+EVERY_OTHER = "contiguous for workers in the order 0, 2, 1, 3"
 Window = tuple[int | None, int | None]
 
 
@@ -171,6 +172,8 @@ def tables(workers: int, slots: int) -> dict[str, Integers]:
         found["zigzag"] = chunks
         found["zigzag with chunks r and W + r"] = np.where(i < half, r, workers + r - 1) * half + i
         found[EXCHANGED] = np.roll(chunks, half, axis=1)
+    if workers == 4:  # as in a ring of the groups 0, 2 and 1, 3, which exchange heads
+        found[EVERY_OTHER] = np.array([[0], [2], [1], [3]]) * slots + i
     return found | {LATER: r * slots + i + 1, SHORT: r * (slots - 1) + i}
 
 

@@ -9,37 +9,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 
 import numpy as np
 
-from ringspec.conformance.readout.geometry import EXCHANGED, Geometry, Window, believed, relations
+from ringspec.conformance.readout.document_masks import document_masks, padding_masks
+from ringspec.conformance.readout.geometry import EXCHANGED, Geometry, believed
 from ringspec.conformance.readout.last_tiles import short_tiles
 from ringspec.conformance.readout.tile_rules import Rule, rules_of_tiles
+from ringspec.conformance.readout.visible import Mask, key_of, owners, seen, within_documents
+from ringspec.conformance.readout.window_masks import window_masks
 from ringspec.problem.model import Booleans, Integers
 
 # The size of a tile, or several sizes, as in '2 or 3 keys'.
 SIZES = re.compile(r"\b(\d+)(?: or \d+)*\b(?= queries| keys)")
-
-
-@dataclass(frozen=True)
-class Mask:
-    """A pattern [a, b, 1, i, j] that is True for visible pairs, and ``words`` that describe the mistake.
-
-    The correct pattern, and the one that hides every pair, have no words. ``cost`` is lower for more usual mistakes.
-    ``of_tiles``: the mistake is a rule about tiles.
-    """
-
-    words: str
-    pattern: Booleans
-    cost: float = 1.0
-    of_tiles: bool = False
-
-    @cached_property
-    def key(self) -> tuple[tuple[int, ...], bytes]:
-        """What is equal for equal patterns."""
-        return key_of(self.pattern)
 
 
 @lru_cache(maxsize=24)
@@ -82,57 +65,6 @@ def numbers_of(masks: Sequence[Mask]) -> Callable[[Booleans], int | None]:
     """Return a function that gives the index of the first mask with a pattern; None if there is none."""
     numbers = {mask.key: number for number, mask in reversed(list(enumerate(masks)))}
     return lambda pattern: numbers.get(key_of(pattern))
-
-
-def key_of(pattern: Booleans) -> tuple[tuple[int, ...], bytes]:
-    return pattern.shape, pattern.tobytes()
-
-
-def document_of(position: Integers, starts: Sequence[int]) -> Integers:
-    """Return the number of the document of each position; ``starts``: the first position of each document."""
-    return np.maximum(np.searchsorted(np.asarray(starts), position, "right") - 1, 0)
-
-
-def same(of_q: Integers, of_k: Integers) -> Booleans:
-    """Return the pairs [a, b, 1, i, j] of queries and keys, [a, b, n], with the same number."""
-    return np.asarray(of_q[:, :, None, :, None] == of_k[:, :, None, None, :])
-
-
-def seen(
-    query: Integers,
-    key: Integers,
-    causal: bool,
-    window: Window | None,
-    reach: int = 0,
-    documents: Sequence[int] | None = None,
-) -> Booleans:
-    """Return which keys are visible to which queries, [a, b, 1, i, j], for positions ``query`` and ``key`` [a, b, n].
-
-    ``reach``: how many keys after its own position a query sees under a causal mask; -1 hides its own position, too.
-    """
-    gap = key[:, :, None, None, :] - query[:, :, None, :, None]
-    pattern = np.ones(gap.shape, bool)
-    if causal:
-        pattern &= gap <= reach
-    if window is not None:
-        left, right = window
-        if left is not None:
-            pattern &= gap >= -left
-        if right is not None:
-            pattern &= gap <= right
-    if documents is not None:
-        pattern &= same(document_of(query, documents), document_of(key, documents))
-    return pattern
-
-
-def within_documents(geometry: Geometry) -> Callable[..., Booleans]:
-    """Return :func:`seen`, whose patterns show only pairs of tokens of one document of the ring."""
-    real = geometry.real_pairs
-    if geometry.documents is None:
-        return lambda *positions: seen(*positions) & real
-    of = document_of(geometry.position, geometry.documents)
-    of_one = same(of[:, None], of[None, :]) & real
-    return lambda *positions: seen(*positions) & of_one
 
 
 def every_mask(geometry: Geometry) -> Iterator[Mask]:
@@ -212,16 +144,6 @@ def patterns_of_tiles(geometry: Geometry, right: Booleans) -> Iterator[Rule]:
             yield words, np.where(b > a, later, pattern), cost
 
 
-def owners(geometry: Geometry, side: str) -> dict[str, Integers]:
-    """Return the wrong owners that either pass may assume for the queries ('q') or keys ('k') of each block.
-
-    The result maps a description of the owners to their worker numbers [a, b].
-    """
-    return relations(geometry, "forward", side, False) | relations(
-        geometry, "backward", side, False
-    )
-
-
 def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
     window = geometry.window
     see = within_documents(geometry)
@@ -271,117 +193,3 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
         yield Mask(
             "the masks for keys of an earlier and of a later zigzag worker are swapped", swapped
         )
-
-
-def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
-    assert geometry.window is not None
-    see = within_documents(geometry)
-    causal, (left, right) = geometry.causal, geometry.window
-    if not causal:
-        yield Mask("a causal mask is applied besides the window", see(q, k, True, geometry.window))
-    if causal:
-        yield Mask("the window is ignored", see(q, k, True, None))
-        yield Mask(
-            "the causal mask is ignored and the window kept", see(q, k, False, geometry.window)
-        )
-    local = see(q, k, causal, None) & see(slot, slot, False, geometry.window)
-    yield Mask("the window compares slot numbers within a worker", local)
-    if geometry.layout == "contiguous" and geometry.workers == 4:
-        # As in a ring of two groups of two workers, which exchange heads inside a group.
-        a, b = np.indices((4, 4))[..., None] % 2 * geometry.slots
-        in_pairs = see(q, k, causal, None) & see(slot + a, slot + b, False, geometry.window)
-        yield Mask("the window counts tokens within pairs of workers (0 and 1, 2 and 3)", in_pairs)
-    if geometry.layout == "striped" and causal:
-        # In the block of a later worker, the visible part begins at query 1.
-        a, b = np.indices((geometry.workers, geometry.workers))[..., None]
-        in_part = see(q, k, True, None) & see(slot - (b > a), slot, False, geometry.window)
-        yield Mask("the window counts queries and keys within the visible part of a block", in_part)
-    for where, more_left, more_right in (
-        ("on the left", 1, 0),
-        ("on the right", 0, 1),
-        ("on both sides", 1, 1),
-    ):
-        for words, sign in (("wide", 1), ("narrow", -1)):
-            changed = moved(left, sign * more_left), moved(right, sign * more_right)
-            yield Mask(f"the window is one key too {words} {where}", see(q, k, causal, changed))
-    yield Mask("the two sides of the window are swapped", see(q, k, causal, (right, left)))
-    yield Mask("the left side of the window is ignored", see(q, k, causal, (None, right)))
-    yield Mask("the right side of the window is ignored", see(q, k, causal, (left, None)))
-    if left is not None:
-        yield Mask(
-            "the left side of the window is half as wide", see(q, k, causal, (left // 2, right))
-        )
-        yield Mask(
-            "the left side of the window is twice as wide", see(q, k, causal, (2 * left, right))
-        )
-
-
-def document_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
-    """Yield masks that treat the boundaries of documents wrongly."""
-    starts = geometry.documents
-    assert starts is not None
-    alone = seen(q, k, geometry.causal, geometry.window)  # as if there were one document
-    of_q, of_k = document_of(q, starts), document_of(k, starts)
-
-    def within(of_q: Integers, of_k: Integers) -> Booleans:
-        return alone & same(of_q, of_k)
-
-    yield Mask("documents are ignored", alone)
-    local = document_of(slot, starts)
-    words = "the boundaries of documents are compared with slot numbers within a worker"
-    yield Mask(words, within(local, local))
-    everything = seen(slot, slot, geometry.causal, geometry.window, 0, starts)
-    yield Mask("the mask and the documents use slot numbers within a worker", everything)
-    numbered = (x - x.min(axis=2, keepdims=True) for x in (of_q, of_k))
-    yield Mask("documents are numbered within each worker", within(*numbered))
-    for by, words in ((1, "late"), (-1, "early")):
-        moved_starts = tuple(x + by for x in starts)
-        late = within(document_of(q, moved_starts), document_of(k, moved_starts))
-        yield Mask(f"documents begin one token too {words}", late)
-    q_inside, k_inside = (x - np.asarray(starts)[document_of(x, starts)] for x in (q, k))
-    words = "positions are counted within documents, whose boundaries are ignored"
-    yield Mask(words, seen(q_inside, k_inside, geometry.causal, geometry.window))
-    first = (of_k == 0)[:, :, None, None, :]
-    words = "the keys of the first document are visible to all documents"
-    yield Mask(words, within(of_q, of_k) | (alone & first))
-    q_first, k_first = (np.broadcast_to(x[:, :, :1], x.shape) for x in (of_q, of_k))
-    words = "in each block count as of the document of the first"
-    yield Mask(f"all queries {words}", within(q_first, of_k))
-    yield Mask(f"all keys {words}", within(of_q, k_first))
-    yield Mask(f"all queries and keys {words}", within(q_first, k_first))
-
-
-def padding_masks(geometry: Geometry, q: Integers, k: Integers) -> Iterator[Mask]:
-    """Yield masks that show padded keys, or take other slots for padding."""
-    causal, real = geometry.causal, geometry.real
-    slot = np.arange(geometry.tokens).reshape(real.shape)
-    of_q, of_k = np.broadcast_arrays(slot[:, None], slot[None])
-    by_slot = seen(of_q, of_k, causal, None)
-    # Positions of padding are before all others, so that a causal mask does not hide padded keys.
-    rows, by_position = real[:, None, None, :, None], seen(q, k, causal, None)
-    yield Mask("the causal mask is ignored, and padding hidden", geometry.real_pairs)
-    yield Mask("padded keys are visible to every query", by_position & rows, 0.9)
-    yield Mask("padded keys are visible to the queries of later slots", by_slot & rows, 0.9)
-    number = real.sum(axis=1, keepdims=True)
-    at = np.arange(geometry.slots)
-    taken = {
-        "at the end of each worker": at < number,
-        "at the start of each worker": at >= geometry.slots - number,
-        "at the end of the last worker": slot < real.sum(),
-        "at the start of worker 0": slot >= len(geometry.padding),
-    }
-    for words, table in taken.items():
-        shown, words = table[None, :, None, None, :], f"padding is taken to be {words}"
-        too = table[:, None, None, :, None]
-        for more, pattern in (("", by_position), (" (masked by slot)", by_slot)):
-            yield Mask(f"{words}, for keys{more}", pattern & rows & shown, 1.0)
-            yield Mask(f"{words}{more}", pattern & too & shown, 1.0)
-    for owner, of in owners(geometry, "k").items():
-        shown = real[of][:, :, None, None, :]
-        for more, pattern in (("", by_position), (" (masked by slot)", by_slot)):
-            words = f"the padding is that of the keys of {owner}{more}"
-            yield Mask(words, pattern & rows & shown, 1.1)
-
-
-def moved(side: int | None, by: int) -> int | None:
-    return None if side is None else side + by

@@ -27,7 +27,7 @@ from ringspec.conformance.readout.effects import STORED
 from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.geometry import VISIBLE, WAYS, Geometry, dealt_otherwise
 from ringspec.conformance.readout.kinds import Fault
-from ringspec.conformance.readout.masks import Mask, masks_of
+from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.matches import near
 from ringspec.conformance.readout.model.arrays import placed
 from ringspec.conformance.readout.model.backward import gradient_of_forward, gradient_of_sinks
@@ -47,6 +47,7 @@ from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.rounding import LOOSE, is_rounding
 from ringspec.conformance.readout.told import Told
+from ringspec.conformance.readout.visible import Mask
 from ringspec.conformance.readout.vocabulary import every_kind, fault_named
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load

@@ -19,8 +19,9 @@ from ringspec.conformance.readout.choices import (
 from ringspec.conformance.readout.forward_kinds import forward_kinds
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Fault, Kind
-from ringspec.conformance.readout.masks import Mask, masks_of, of_first_sizes
+from ringspec.conformance.readout.masks import masks_of, of_first_sizes
 from ringspec.conformance.readout.places import place_named
+from ringspec.conformance.readout.visible import Mask
 
 # Choices for what both kernels of a backward pass compute: p, dp and dS.
 OF_BOTH = {
