@@ -480,6 +480,29 @@ def test_inputs_that_are_rounded_to_16_bits_are_named_although_readouts_hold_who
     assert len(found.told.explained) == found.wrong == len(found.runs)
 
 
+class OfFloat16(Ignoring):
+    """A reference that claims float16 alone, whose dq is rounded to bfloat16 first."""
+
+    def __init__(self, changed):
+        super().__init__()
+        self.changed = changed
+        self.capabilities = dataclasses.replace(
+            REFERENCES["fp16"].capabilities, formats=("float16",)
+        )
+
+    def run(self, call):
+        found = REFERENCES["fp16"].run(call)
+        dq = [self.changed(load(x)).astype(np.float16) for x in found.dq]
+        return dataclasses.replace(found, dq=dq)
+
+
+def test_results_of_float16_that_have_the_bits_of_bfloat16_are_named():
+    found = explain_target(OfFloat16(bfloat16))
+    assert found.sentences == ("In the backward pass, dq is rounded to bfloat16, not to float16.",)
+    assert found.known is not None and found.known["id"] == "dtype-hard-coded"
+    assert explain_target(OfFloat16(np.float16)).right
+
+
 @pytest.mark.parametrize("passes", [("forward",), ("backward",), ("forward", "backward")])
 def test_keys_and_values_that_are_rounded_when_they_are_sent_are_said_to_be_rounded_from_step_1_on(
     passes,

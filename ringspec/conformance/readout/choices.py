@@ -168,7 +168,8 @@ class Choices:
         ``stays``: which of 'l', 'm', 'o' and 'n' (the running lse) are not sent with the queries, if queries travel.
         ``not_home``: which of 'l' and 'm' are not sent with the queries on their last hop, back to their own worker.
         ``resets``: which of 'l', 'm' or 'o' becomes 0 when queries arrive, and whether it does so after the last hop, too.
-        ``hidden_merge``: whether blocks without a visible pair are merged; 'rows': only rows without a visible key are, too.
+        ``hidden_merge``: whether blocks without a visible pair are merged; 'rows': only rows without a visible key are, too;
+        'computed': all rows of which the causal mask hides no block's first key, whatever a window hides.
         ``started``: whether the running softmax starts with l = 1.
         ``dy_ones``: whether dy is taken as 1 everywhere.
         ``routed``: the travelling gradients that take a wrong way between the workers, and the name of this way, one of ROUTES.

@@ -95,7 +95,8 @@ def explain(
             tried += [one for one in started if len(one[0]) == depth + 1]
             tried.sort(key=search.best)
             if not whole and depth == 0:
-                whole = search.of_two(tried)
+                whole, found = apart(search.of_two(tried), SIMPLE)
+                spare = [*spare, *found]
         if whole or depth > 0 or not tried:
             whole = [*whole, *spare]
         if whole:

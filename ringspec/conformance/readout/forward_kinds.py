@@ -172,9 +172,15 @@ def staying_kinds(geometry: Geometry) -> Iterator[Kind]:
 
 def merge_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes of merging a block's result into the running one."""
-    for number, name in enumerate(MERGES):
+    for number, name in enumerate(MERGES[:-1]):
         if name == merges.EMPTY:
             yield Kind(merges.WRONG[name], (("merge", number), ("hidden_merge", True)), 1.05)
+        elif name == merges.INFINITE:
+            words = merges.WRONG[name]
+            yield Kind(words, (("merge", number), ("hidden_merge", "computed")), 1.05)
+            if not (geometry.sees_all and distinct):
+                more = f"{words}, and blocks without a visible pair are merged too"
+                yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.1)
         elif number:
             words = merges.WRONG[name]
             yield Kind(words, (("merge", number),))
@@ -207,7 +213,7 @@ def tile_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
             words = f"in the last step, between the results of chunks of keys, {merges.WRONG[name]}"
             yield Kind(words, (("tiles", Tiles(geometry.run, name, True, last=True)),), 1.2)
         for name, wrong in merges.WRONG.items():
-            if name == merges.EMPTY:
+            if name in (merges.EMPTY, merges.INFINITE):
                 continue
             words = f"between the results of chunks of keys, {wrong}"
             yield Kind(words, (("tiles", Tiles(geometry.run, name, True)),), 1.15)

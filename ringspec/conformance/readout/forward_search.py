@@ -37,7 +37,7 @@ from ringspec.conformance.readout.matches import (
     of_pairs,
     ratio_steady,
 )
-from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, MERGES
+from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, INFINITE, MERGES
 from ringspec.conformance.readout.model.blocks import blocks
 from ringspec.conformance.readout.model.forward import Forward, forward_pass
 from ringspec.conformance.readout.model.keeping import keep
@@ -431,7 +431,7 @@ def wrong_rows(reader: Reader, match: Match) -> Booleans:
 
 def of_empty(reader: Reader, kind: Kind) -> bool:
     """Return whether a wrong merge affects only rows that see no key of a block."""
-    return MERGES[int(np.asarray(dict(kind.changes).get("merge", 0)))] == EMPTY
+    return MERGES[int(np.asarray(dict(kind.changes).get("merge", 0)))] in (EMPTY, INFINITE)
 
 
 def joining(reader: Reader, kind: Kind, l: Array) -> Booleans:

@@ -13,7 +13,8 @@ from ringspec.conformance.readout.merge_formulas import LN2, LSES_MERGED, TOO, W
 from ringspec.problem.model import Array, Booleans
 from ringspec.spec.online_softmax import finite_shift
 
-EMPTY = "empty with lse 0"
+EMPTY, INFINITE = "empty with lse 0", "empty with infinite lse"
+ZERO_NOT_NAN = "empty with infinite lse, 0 for NaN"
 # Wrong merges by name, with the words that complete "In the forward pass, ...".
 WRONG = {
     **{name: words for name, (words, _) in WEIGHTS.items()},
@@ -85,8 +86,10 @@ WRONG = {
     "maximum not updated": "the running maximum stays the old one (o and l are rescaled to the common one)",
     "maximum of block": "the running maximum becomes that of the new block (o and l are rescaled to the common one)",
     EMPTY: "where a row sees no key of the new block, the block's lse is taken for 0",
+    INFINITE: "where a row sees no key of the new block, the block's lse is taken for +infinity (o becomes 0)",
 }
-MERGES = ("right", *WRONG)
+# The last is no mistake of a kernel: gradients where NaN of a forward pass is left out are computed with it.
+MERGES = ("right", *WRONG, ZERO_NOT_NAN)
 # Mistakes that are tried in merging tiles of keys, too.
 IN_TILES = (
     "running not rescaled", "o not rescaled", "l not rescaled", "block not rescaled", "o of block not rescaled",
@@ -100,7 +103,7 @@ IN_TILES = (
 AT_FIRST = (
     "normalised as sum", "block not rescaled", "o of block not rescaled", "l of block not rescaled",
     "divided at every merge", "weights of other rows", "l of the group",
-    EMPTY,
+    EMPTY, INFINITE, ZERO_NOT_NAN,
 )  # fmt: skip
 # Mistakes that raise the correct rescaling factors to a wrong power. Which factors: those of the 'running' o and l, of the
 # running 'o' alone, or of 'both' results. Then the power; 'scale lost' and 'scaled twice' add a power of the scale to it.
@@ -171,6 +174,8 @@ def merge(
     new_m = np.maximum(m, m_b)
     shift = finite_shift(new_m)
     c, e = np.exp(m - shift), np.exp(m_b - shift)
+    if (m == np.inf).any():  # an earlier block had an infinite lse
+        c, e = np.where(m == np.inf, 1.0, c), np.where(m == np.inf, 0.0, e)
     omega = omega.copy()
 
     def weighed(c_o: Array, e_o: Array, c_l: Array, e_l: Array) -> State:
@@ -185,6 +190,8 @@ def merge(
         )
         found[2][t] = np.where(empty, 0.0, found[2][t])
         return found
+    if kind in (INFINITE, ZERO_NOT_NAN):
+        return merged_as_infinite(m, l, omega, m_b, l_b, t, geometry, kind == INFINITE)
     if kind == "right":
         return weighed(c, e, c, e)
     if kind == "l of the group":
@@ -213,6 +220,29 @@ def merge(
         omega[t] = e
         return new_m, c * l + e * l_b, omega
     return normalised(kind, m, l, omega, m_b, l_b, t, geometry.group)
+
+
+def merged_as_infinite(
+    m: Array,
+    l: Array,
+    omega: Array,
+    m_b: Array,
+    l_b: Array,
+    t: int,
+    geometry: Geometry,
+    nan: bool,
+) -> State:
+    """Merge as :func:`merge` does, but with lse = +infinity for a block of which a row sees no key, as flash-attn returns it.
+
+    Such a block gets the whole weight, and its o is 0; later blocks get no weight. ``nan``: a second one gives NaN.
+    """
+    empty, infinite = l_b == 0, ~(m < np.inf)
+    finite = np.where(infinite, 0.0, m)
+    new_m, new_l, weights = merge("right", finite, l, omega, m_b, l_b, t, geometry)
+    second = infinite & (empty | np.isnan(m)) & nan
+    lost, either = np.where(second, np.nan, np.inf), empty | infinite
+    weights = np.where(either, np.where(second, np.nan, 0.0), weights)
+    return np.where(either, lost, new_m), np.where(either, 1.0, new_l), weights
 
 
 def depends_on_empty(name: str, geometry: Geometry) -> bool:

@@ -14,8 +14,9 @@ import numpy as np
 from ringspec.conformance.readout.choices import OPEN
 from ringspec.conformance.readout.geometry import OPEN_CHAIN, Geometry
 from ringspec.conformance.readout.kinds import Kind
-from ringspec.conformance.readout.masks import Mask, numbers_of
+from ringspec.conformance.readout.masks import numbers_of
 from ringspec.conformance.readout.sources import Source, first_tiles, sources
+from ringspec.conformance.readout.visible import Mask
 from ringspec.problem.model import Booleans
 
 

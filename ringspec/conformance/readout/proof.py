@@ -12,6 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.readout.hints import ROUNDING
+from ringspec.conformance.readout.infinite_rows import by_infinite_rows
+from ringspec.conformance.readout.not_finite import NOT_FINITE, RESULTS
 from ringspec.conformance.readout.problems import (
     BACKWARDS,
     MORE_WORKERS,
@@ -23,6 +26,7 @@ from ringspec.conformance.readout.problems import (
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
 from ringspec.conformance.readout.replay import Replayed, explains, expressible, gives
 from ringspec.conformance.readout.rounded_inputs import rounded_inputs
+from ringspec.conformance.readout.rounding import narrow_results
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, separate, told
 
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
@@ -65,10 +69,12 @@ def read_proven(
     found = read(problem, outputs[0], share, outputs[1], names)
     if found.right:
         if right_too(problem, outputs[1]):
-            return found
+            return with_narrow_results(found, problem, outputs[1])
         rounded = rounded_inputs(problem.proof, outputs[1]) if expressible(problem.proof) else None
         forward, backward = rounded or (PassRead(left=NOT_RANDOM), None)
         return Reading(problem.id, False, forward, backward, evaluations=1)
+    if found.forward and NOT_FINITE in found.forward.left and expressible(problem.call):
+        return proven(by_infinite_rows(problem, found, outputs[0]), problem, outputs[1])
     if not share:
         return found
     shown = proven(found, problem, outputs[1])
@@ -80,6 +86,20 @@ def read_proven(
     again = proven(read(problem, outputs[0], share, outputs[1], names, least), problem, outputs[1])
     best = again if again.explained else shown
     return dataclasses.replace(best, evaluations=found.evaluations + again.evaluations)
+
+
+def with_narrow_results(right: Reading, problem: Problem, outputs: Outputs) -> Reading:
+    """Return a right reading, or one that says which results have fewer bits than their format holds."""
+    narrow = narrow_results(problem.proof.formats["inputs"], outputs)
+    if not narrow:
+        return right
+    found = {
+        phase: PassRead((tuple(Named(phase, narrow[x], "", 1.0, ROUNDING) for x in names),))
+        for phase, every in RESULTS.items()
+        if (names := [x for x in every if x in narrow])
+    }
+    forward, backward = (found.get(phase) for phase in RESULTS)
+    return Reading(problem.id, False, forward, backward, evaluations=1)
 
 
 def right_too(problem: Problem, outputs: Outputs) -> bool:

@@ -204,6 +204,19 @@ def how_rounded(values: Values, tensor: str, words: str, stored: Outputs) -> str
     return f"{words} is {COARSE} {name}"
 
 
+def narrow_results(format: str, stored: Outputs) -> dict[str, str]:
+    """Return the results of a call with random inputs that are all numbers of bfloat16, in words, if ``format`` is float16.
+
+    They have three bits fewer than float16 holds. A readout's tolerance is larger than that.
+    """
+    found = {}
+    for name, shards in stored.items() if format == "float16" else ():
+        x = np.concatenate([load(one).ravel() for one in shards])
+        if np.count_nonzero(x) >= FEW and np.isfinite(x).all() and on_grid(x, NARROW[0]) == 1.0:
+            found[name] = f"{name} is {ROUNDED} {NARROW[0]}, not to {format}"
+    return found
+
+
 def on_grid(x: Array, name: str, error: float = 0.0) -> float:
     """Return the fraction of the values, without zeros, that are numbers of a format; ``error`` is their absolute error."""
     x = x[np.isfinite(x) & (np.abs(x) > ZERO)]

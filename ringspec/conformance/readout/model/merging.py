@@ -65,6 +65,8 @@ def merged_in_steps(
         hidden_merge = c["hidden_merge"]
         if hidden_merge == "rows":
             hidden_merge = here.any(axis=(-2, -1), keepdims=True)
+        elif hidden_merge == "computed":
+            hidden_merge = model.computed_rows[model.rows, b]
         new = merge("right", run_m, run_l, omega, m_b, l_b, t, model.geometry)
         if wrong:
             joins = here | hidden_merge

@@ -53,6 +53,13 @@ class Model:
     def right(self) -> Choices:
         return right_choices(self.geometry)
 
+    @cached_property
+    def computed_rows(self) -> Booleans:
+        """Which rows of each block a ring computes: those that see a key if no window hides it, [a, b, 1, i]."""
+        at = self.geometry.position
+        before = at.min(axis=1)[None, :, None, None] <= at[:, None, None, :]
+        return np.asarray(before | (not self.geometry.causal))
+
     def once(self, name: str, given: Sequence[Any], compute: Callable[[], Any]) -> Any:
         """Return the value kept under ``name`` if it was computed from the same objects, else ``compute()``.
 
