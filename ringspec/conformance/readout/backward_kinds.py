@@ -86,17 +86,40 @@ DIMS_WORDS = {
 }  # fmt: skip
 
 
-def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
-    """Yield the mistakes that only a backward pass can make, such as a wrong lse, delta or product."""
+def backward_parts(
+    geometry: Geometry, masks: Sequence[Mask], distinct: bool
+) -> Iterator[Iterator[Kind]]:
+    """Yield the mistakes that only a backward pass can make, in parts, such as a wrong lse, delta or product."""
+    yield statistic_kinds(geometry, masks, distinct)
+    yield operand_kinds(geometry, "backward", masks, distinct)
+    yield product_kinds(geometry, distinct)
+    yield zero_kinds()
+    yield clamped_kinds(geometry, masks[0].pattern, "backward", distinct)
+    yield overwritten_kinds(geometry, masks[0].pattern, distinct)
+    yield replaced_kinds(geometry, masks[0].pattern)
+    if geometry.softcap is not None:
+        yield softcap_kinds()
+    if geometry.dlse:
+        yield dlse_kinds(geometry, distinct)
+    if geometry.sinks:
+        yield dsink_kinds(geometry, distinct)
+    if geometry.bias:
+        yield dbias_kinds(geometry, distinct)
+    yield goal_kinds(geometry, distinct)
+    yield factor_kinds(geometry, distinct)
+    yield growing_kinds(geometry)
+
+
+def statistic_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes in lse and delta, and in all that a kernel saved in step 0."""
     both = (("lse", LSES.index("block")), ("delta", DELTAS.index("block")))
     yield Kind(
         "p is computed with the block's own lse, and delta is summed over only the block's keys",
         both,
         1.1,
     )
-    of_operands = list(operand_kinds(geometry, "backward", masks, distinct))
     if geometry.travels("backward") == "keys":
-        for kind in of_operands:
+        for kind in operand_kinds(geometry, "backward", masks, distinct):
             saved = OF_STEP_0.get(kind.words)
             if saved:
                 yield Kind(f"every step uses {saved} of step 0", (*kind.changes, *both), 1.2)
@@ -110,8 +133,10 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         yield Kind(
             f"delta is summed over only {words} of the head dimension", (("delta_dims", part),)
         )
-    yield from of_operands
-    yield from product_kinds(geometry, distinct)
+
+
+def zero_kinds() -> Iterator[Kind]:
+    """Yield the mistake of a block whose keys and values are 0."""
     zeros = (
         ("times", 0.0),
         ("dq_count", 0.0),
@@ -119,21 +144,18 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
         ("dk_count", -1.0),
     )
     yield Kind("keys and values are 0 (the block counts with score 0)", zeros, 1.2)
-    yield from clamped_kinds(geometry, masks[0].pattern, "backward", distinct)
-    yield from overwritten_kinds(geometry, masks[0].pattern, distinct)
-    yield from replaced_kinds(geometry, masks[0].pattern)
-    if geometry.softcap is not None:
-        for name, words in CAP_SLOPE_WORDS.items():
-            yield Kind(words, (("cap_slope", CAP_SLOPES.index(name)),), 0.95)
-        both = (("cap", CAPS.index("none")), ("cap_slope", CAP_SLOPES.index("none")))
-        yield Kind("the soft cap and its derivative are left out", both, 1.0)
-    if geometry.dlse:
-        yield from dlse_kinds(geometry, distinct)
-    if geometry.sinks:
-        yield from dsink_kinds(geometry, distinct)
-    if geometry.bias:
-        yield from dbias_kinds(geometry, distinct)
-    yield from goal_kinds(geometry, distinct)
+
+
+def softcap_kinds() -> Iterator[Kind]:
+    """Yield the mistakes in the derivative of the soft cap."""
+    for name, words in CAP_SLOPE_WORDS.items():
+        yield Kind(words, (("cap_slope", CAP_SLOPES.index(name)),), 0.95)
+    both = (("cap", CAPS.index("none")), ("cap_slope", CAP_SLOPES.index("none")))
+    yield Kind("the soft cap and its derivative are left out", both, 1.0)
+
+
+def factor_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield wrong factors on delta, dS and the gradients, and gradients that are lost."""
     for words, value in factors(geometry, distinct):
         yield Kind(f"delta is {words}", (("delta_times", value),), 1.1)
         yield Kind(f"dS is {words}", (("ds_times", value),), 1.1)
@@ -151,6 +173,10 @@ def backward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) ->
             at_counts(names, 0.0),
             1.0 if names != ("dq", "dk") else 1.1,
         )
+
+
+def growing_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the mistakes that add or multiply something again in every step."""
     later = (geometry.workers - 1 - geometry.steps("backward"))[:, :, None, None, None]
     step = geometry.steps("backward")[:, :, None, None, None]
     words = "delta is added to the delta of the earlier steps in every step"

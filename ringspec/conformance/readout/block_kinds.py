@@ -34,10 +34,24 @@ CAP_WORDS = {
 }
 
 
-def block_kinds(
+def block_parts(
+    geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
+) -> Iterator[Iterator[Kind]]:
+    """Yield the mistakes that a block can have in either pass, in parts, such as a wrong mask or a factor on the scores."""
+    yield mask_kinds(geometry, phase, masks, distinct)
+    yield count_kinds(geometry, masks)
+    yield score_kinds(geometry, distinct)
+    if geometry.bias:
+        yield bias_kinds(geometry, phase, distinct)
+    if geometry.dropout is not None:
+        yield drop_kinds(geometry, phase, distinct, geometry.dropout)
+    yield repeated_kinds(geometry, phase, masks, distinct)
+
+
+def mask_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
-    """Yield the mistakes that a block can have in either pass, such as a wrong mask or a factor on the scores."""
+    """Yield the wrong masks; in a backward pass, also those of single products."""
     number_of = numbers_of(masks)
     for mask in masks if distinct else every_mask(geometry):
         if mask.of_tiles and (mask.pattern | ~masks[0].pattern).all() and phase == "backward":
@@ -53,6 +67,10 @@ def block_kinds(
         if mask.words:
             changes = (("mask", number_of(mask.pattern)),)
             yield Kind(mask.words, changes, mask.cost, of_tiles=mask.of_tiles)
+
+
+def count_kinds(geometry: Geometry, masks: Sequence[Mask]) -> Iterator[Kind]:
+    """Yield the mistakes in what hidden pairs add, and in how often a block counts."""
     if not geometry.sees_all:
         everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
         yield Kind("hidden pairs get the score 0, not -inf", (("hidden_score", 0.0),), 1.1)
@@ -66,6 +84,10 @@ def block_kinds(
     yield Kind("the block is not computed", (("count", 0.0),), 0.9)
     yield Kind("the block is counted twice", (("count", 2.0),), 0.9)
     yield Kind("the block is counted three times", (("count", 3.0),), 1.3)
+
+
+def score_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield wrong factors on the scores, and wrong soft caps."""
     for words, value in factors(geometry, distinct):
         if value != 0.5:
             yield Kind(f"scores are {words}", (("times", value),))
@@ -77,10 +99,12 @@ def block_kinds(
         if not geometry.sees_all:
             words = "hidden pairs get the score -cap (they are masked before the soft cap)"
             yield Kind(words, (("hidden_score", -geometry.softcap),), 1.0)
-    if geometry.bias:
-        yield from bias_kinds(geometry, phase, distinct)
-    if geometry.dropout is not None:
-        yield from drop_kinds(geometry, phase, distinct, geometry.dropout)
+
+
+def repeated_kinds(
+    geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
+) -> Iterator[Kind]:
+    """Yield the mistakes that multiply the scores again in every step, or by a number of heads."""
     yield Kind("all scores are 0", (("times", 0.0),), 1.2)
     step = geometry.steps(phase)[:, :, None, None, None]
     yield Kind(

@@ -24,6 +24,7 @@ from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.sink_kinds import sink_kinds
 from ringspec.conformance.readout.sources import sources
 from ringspec.conformance.readout.visible import Mask
+from ringspec.problem.model import Integers
 
 # The block whose o a row merges, of those in which it sees a key.
 OTHER_O = {
@@ -88,19 +89,34 @@ def sum_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iter
             yield Kind(words, (("mask", number), ("value_mask", 0)), mask.cost + 0.3)
 
 
-def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
-    """Yield the mistakes that only a forward pass can make: in inputs, in merges, and in the final o and lse."""
-    yield from operand_kinds(geometry, "forward", masks, distinct)
-    yield from sum_kinds(geometry, masks, distinct)
-    yield from merge_kinds(geometry, distinct)
-    if not geometry.sees_all:
-        everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
-        words = "hidden pairs are merged into lse, but not into o: the running o stays as it was"
-        kept = MERGES.index("o kept")
-        yield Kind(words, (("mask", everything), ("merge", kept)), 1.15)
-    yield from part_kinds(geometry, distinct)
-    yield from tile_kinds(geometry, distinct)
-    yield from result_kinds(geometry)
+def forward_parts(
+    geometry: Geometry, masks: Sequence[Mask], distinct: bool
+) -> Iterator[Iterator[Kind]]:
+    """Yield the mistakes that only a forward pass can make, in parts: in inputs, in merges, and in the final o and lse."""
+    yield operand_kinds(geometry, "forward", masks, distinct)
+    yield sum_kinds(geometry, masks, distinct)
+    yield merge_kinds(geometry, masks, distinct)
+    yield part_kinds(geometry, distinct)
+    yield tile_kinds(geometry, distinct)
+    yield result_kinds(geometry)
+    yield final_kinds(geometry, distinct)
+    if geometry.sinks:
+        yield sink_kinds(geometry)
+    yield staying_kinds(geometry)
+    yield state_kinds(geometry, masks)
+    yield clamped_kinds(geometry, masks[0].pattern, "forward", distinct)
+    yield padded_kinds(geometry, masks[0].pattern, distinct)
+    yield stored_kinds(geometry)
+
+
+def beside(geometry: Geometry) -> tuple[tuple[str, Integers], ...]:
+    """Return the next and the previous worker of each worker, with the words for them."""
+    r = np.arange(geometry.workers)
+    return ("next worker", (r + 1) % len(r)), ("previous worker", (r - 1) % len(r))
+
+
+def final_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the mistakes in the final o and lse, and in the rows that are returned."""
     if geometry.group > 1:
         words = "the row sum of each block is taken over all query heads of a key head"
         yield Kind(words, (("l_of_group", True),), 1.2)
@@ -114,9 +130,7 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
             for operand in (Operand("lse", ("lse_row",)), Operand("o", ("o_row",), 1.1), *both):
                 taken = operand.taken(source)
                 yield Kind(f"the returned {taken.words}", taken.changes, taken.cost, True)
-    r = np.arange(geometry.workers)
-    beside = ("next worker", (r + 1) % len(r)), ("previous worker", (r - 1) % len(r))
-    for words, table in beside:
+    for words, table in beside(geometry):
         at = (("lse_row.worker", table.reshape(-1, 1, 1, 1, 1)),)
         yield Kind(f"lse is that of the {words} (o is correct)", at, 1.1, True)
         at = (("o_row.worker", table.reshape(-1, 1, 1, 1, 1)),)
@@ -124,9 +138,10 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
     yield Kind("o is 0", (("o_times", 0.0),), 1.2, True)
     for words, value in factors(geometry, distinct):
         yield Kind(f"o is {words}", (("o_times", value),), 1.2, True)
-    if geometry.sinks:
-        yield from sink_kinds(geometry)
-    yield from staying_kinds(geometry)
+
+
+def state_kinds(geometry: Geometry, masks: Sequence[Mask]) -> Iterator[Kind]:
+    """Yield the mistakes in what the running softmax starts with, and in what it gets from a block."""
     yield Kind(
         "the running softmax starts as if a key with score 0 had been seen", (("started", True),)
     )
@@ -135,9 +150,11 @@ def forward_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> 
     nothing = next(n for n, mask in enumerate(masks) if not mask.pattern.any())
     words = "keys and values are 0 (the block counts with score 0)"
     yield Kind(words, (("times", 0.0), ("value_mask", nothing)), 1.2)
-    yield from clamped_kinds(geometry, masks[0].pattern, "forward", distinct)
-    yield from padded_kinds(geometry, masks[0].pattern, distinct)
-    for words, table in beside:
+
+
+def stored_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the mistakes in where o and lse are stored, and in the order of their tokens."""
+    for words, table in beside(geometry):
         yield Kind(f"o and lse are stored at the {words}", (("o_to", table),), 1.3, True)
     for number, layout in enumerate(believed(geometry), 1):
         if layout not in (LATER, SHORT):
@@ -170,7 +187,7 @@ def staying_kinds(geometry: Geometry) -> Iterator[Kind]:
         yield Kind(f"{words}, but it is sent home)", (("resets", (name, False)),), 1.15)
 
 
-def merge_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+def merge_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes of merging a block's result into the running one."""
     for number, name in enumerate(MERGES[:-1]):
         if name == merges.EMPTY:
@@ -190,6 +207,11 @@ def merge_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
             if name == "replaced" and not (geometry.sees_all and distinct):
                 more = f"{words}, also in rows that see no key of the new block"
                 yield Kind(more, (("merge", number), ("hidden_merge", "rows")), 1.05)
+    if not geometry.sees_all:
+        everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
+        words = "hidden pairs are merged into lse, but not into o: the running o stays as it was"
+        kept = MERGES.index("o kept")
+        yield Kind(words, (("mask", everything), ("merge", kept)), 1.15)
 
 
 def tile_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:

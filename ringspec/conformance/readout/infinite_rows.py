@@ -13,7 +13,7 @@ from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.merges import INFINITE, WRONG
 from ringspec.conformance.readout.problems import Problem
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, named
-from ringspec.conformance.readout.replay import Replayed
+from ringspec.conformance.readout.replay import Replayed, replay_of
 from ringspec.conformance.readout.told import Told
 
 WORDS = WRONG[INFINITE], f"{WRONG[INFINITE]}, and blocks without a visible pair are merged too"
@@ -24,7 +24,7 @@ def by_infinite_rows(problem: Problem, found: Reading, outputs: Outputs) -> Read
 
     ``found``: the reading without that, which is returned if it does not.
     """
-    replayed = Replayed(problem.call, outputs)
+    replayed = replay_of(problem.call, outputs)
     for faults in possible(problem, replayed):
         compared = replayed.compared(Told(faults), "forward")
         if compared is None or not (compared.fits and compared.wrong):

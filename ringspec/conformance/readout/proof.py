@@ -24,7 +24,7 @@ from ringspec.conformance.readout.problems import (
     Problem,
 )
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
-from ringspec.conformance.readout.replay import Replayed, explains, expressible, gives
+from ringspec.conformance.readout.replay import Replayed, explains, expressible, gives, replay_of
 from ringspec.conformance.readout.rounded_inputs import rounded_inputs
 from ringspec.conformance.readout.rounding import narrow_results
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, separate, told
@@ -106,7 +106,7 @@ def right_too(problem: Problem, outputs: Outputs) -> bool:
     """Return whether the results of the problem's proof are right, too, as far as the model ring can compute them."""
     if not expressible(problem.proof):
         return True
-    compared = Replayed(problem.proof, outputs).compared(Told())
+    compared = replay_of(problem.proof, outputs).compared(Told())
     return compared is None or compared.fits
 
 
@@ -132,7 +132,7 @@ def read_as(
             continue
         tried.append(found)
         if explains(found, (problem.call, problem.proof), outputs):
-            possible = Replayed(problem.call, outputs[0]).possible(found.faults)
+            possible = replay_of(problem.call, outputs[0]).possible(found.faults)
             forward, backward = (
                 part and with_faults(part, found, possible) for part in (one.forward, one.backward)
             )
@@ -173,8 +173,8 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
     if not reading.explained:
         if all(one.whole for one in reading.passes):
             return reading
-        return proven_alone(reading, Replayed(problem.proof, outputs))
-    replayed = Replayed(problem.proof, outputs)
+        return proven_alone(reading, replay_of(problem.proof, outputs))
+    replayed = replay_of(problem.proof, outputs)
     passes = [one or PassRead() for one in (reading.forward, reading.backward)]
     sets = [simplest(one) or ((),) for one in passes]
     kept: list[dict[tuple, None]] = [{}, {}]
@@ -241,7 +241,7 @@ def unrefuted(
         return all(any(part in one.problem for one in readings) for part in others)
 
     proofs = [
-        (problem.id, Replayed(problem.proof, outputs[1]))
+        (problem.id, replay_of(problem.proof, outputs[1]))
         for problem, outputs in right
         if expressible(problem.proof) and BATCHES not in problem.id and may_refute(problem.id)
     ]

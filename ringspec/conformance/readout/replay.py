@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,7 @@ TERMS = {"scale", "causal", "window", "cu_seqlens", "softcap", "dropout_p", "dro
 SUMS, OF_FORWARD = ("dsinks",), ("o", "lse")
 NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S and G
 NEARER = 0.25  # of the distance from the correct results, in each tensor
+MOST_KEPT = 40  # replays: those of a target's readouts, each with its proof
 MOST_PAIRS = 1 << 18  # B * H * Sq * Sk
 Results = dict[str, Array]
 TILES = re.compile(r"\btiles?\b")
@@ -110,8 +112,20 @@ def explains(told: Told, calls: Sequence[Call], outputs: Sequence[Outputs]) -> b
 
 def gives(told: Told, call: Call, outputs: Outputs) -> Compared | None:
     """Compare the outputs of a call with what the faults give; None if the model ring cannot express the call."""
-    replayed = Replayed(call, outputs) if expressible(call) else None
-    return None if replayed is None else replayed.compared(told)
+    return replay_of(call, outputs).compared(told) if expressible(call) else None
+
+
+KEPT: dict[tuple[int, int], Replayed] = {}
+
+
+def replay_of(call: Call, outputs: Outputs) -> Replayed:
+    """Return the call and the outputs, ready to be compared; made once for the same objects."""
+    key = id(call), id(outputs)
+    if key not in KEPT:
+        while len(KEPT) >= MOST_KEPT:
+            del KEPT[next(iter(KEPT))]
+        KEPT[key] = Replayed(call, outputs)  # it keeps the objects, so their ids are not used again
+    return KEPT[key]
 
 
 def tiled(told: Told) -> bool:
@@ -129,6 +143,7 @@ class Replayed:
     def __init__(self, call: Call, outputs: Outputs) -> None:
         self.call, self.outputs = call, outputs
         self.right = run_right(call, RECIPES["float64"])
+        self.known: dict[tuple[Any, ...], Compared | None] = {}
         batch = call.worker("q", 0).shape[0]
         self.rings = [[RingOf(one) for one in ways_of(given_of(call, n))] for n in range(batch)]
 
@@ -139,6 +154,13 @@ class Replayed:
         given the target's own o and lse. ``in_every_way``: None also if only some of the ways in which a ring may compute
         this call can have the faults, as where tiles are larger than a chunk.
         """
+        key = told.faults, told.base, phase, in_every_way
+        if key not in self.known:
+            self.known[key] = self.compare(told, phase, in_every_way)
+        return self.known[key]
+
+    def compare(self, told: Told, phase: str, in_every_way: bool) -> Compared | None:
+        """Do what :func:`compared` returns."""
         parts: list[Compared] = []
         rounded = any(is_rounding(fault.kind) for fault in told.faults)
         for entry, rings in enumerate(self.rings):
@@ -401,8 +423,8 @@ class RingOf:
         left = [change for change in fault.kind.changes if change[0] not in again]
         if not left or len(left) == len(fault.kind.changes):
             return named
-        for kind in every_kind(self.given.geometry, fault.phase):
-            if kind.only == fault.kind.only and same_changes(kind.changes, left):
+        for kind in every_kind(self.given.geometry, fault.phase).of_kernel(fault.kind.only):
+            if same_changes(kind.changes, left):
                 cost = named.cost - fault.kind.cost + kind.cost
                 return dataclasses.replace(named, kind=kind.words, cost=cost)
         return named

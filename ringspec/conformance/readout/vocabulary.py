@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 
-from ringspec.conformance.readout.backward_kinds import backward_kinds
-from ringspec.conformance.readout.block_kinds import block_kinds
+from ringspec.conformance.readout.backward_kinds import backward_parts
+from ringspec.conformance.readout.block_kinds import block_parts
 from ringspec.conformance.readout.choices import (
     KERNELS,
     OF_ALL,
 )
-from ringspec.conformance.readout.forward_kinds import forward_kinds
+from ringspec.conformance.readout.forward_kinds import forward_parts
 from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.masks import masks_of, of_first_sizes
@@ -45,10 +45,8 @@ def made_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
     """Yield the kinds of :func:`kinds_of`."""
-    of_pass = forward_kinds if phase == "forward" else backward_kinds
     kinds = []
-    blocks = block_kinds(geometry, phase, masks, distinct)
-    for kind in chain(blocks, of_pass(geometry, masks, distinct)):
+    for kind in chain(*parts_of(geometry, phase, masks, distinct)):
         kinds.append(kind)
         yield kind
     for kind in kinds if phase == "backward" else ():
@@ -56,21 +54,64 @@ def made_kinds(
             yield from in_one_kernel(kind)
 
 
-class EveryKind:
-    """Every kind of mistake in a pass, also those that have the same effect in this ring as a simpler one.
+def parts_of(
+    geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
+) -> list[Iterator[Kind]]:
+    """Return the kinds of a pass in parts: those that either pass can have, then its own; all of both kernels, if it has two."""
+    of_pass = forward_parts if phase == "forward" else backward_parts
+    return [*block_parts(geometry, phase, masks, distinct), *of_pass(geometry, masks, distinct)]
 
-    They are made only as far as one is looked for: most of them are needed in few rings.
+
+class Made:
+    """Kinds that are made only as far as one is looked for: most of them are needed in few rings.
+
+    ``name``: that of the function that makes them.
     """
 
-    def __init__(self, geometry: Geometry, phase: str) -> None:
-        self.left = made_kinds(geometry, phase, masks_of(geometry), False)
-        self.made: list[Kind] = []
+    def __init__(self, left: Iterator[Kind]) -> None:
+        self.left, self.made = left, list[Kind]()
+        self.name = getattr(left, "__qualname__", "")
 
     def __iter__(self) -> Iterator[Kind]:
         yield from self.made
         for kind in self.left:
             self.made.append(kind)
             yield kind
+
+
+# The name of the function that made a kind, by pass and words. It is the same in every ring, so it is asked first.
+MADE_BY: dict[tuple[str, str], str] = {}
+
+
+class EveryKind:
+    """Every kind of mistake in a pass, also those that have the same effect in this ring as a simpler one."""
+
+    def __init__(self, geometry: Geometry, phase: str) -> None:
+        self.phase = phase
+        self.parts = [Made(one) for one in parts_of(geometry, phase, masks_of(geometry), False)]
+
+    def of_kernel(self, only: str) -> Iterator[Kind]:
+        """Yield the kinds that only one of KERNELS has; '': those of all kernels."""
+        for kind in chain(*self.parts):
+            if not only:
+                yield kind
+            elif both_kernels(kind):
+                yield in_kernel(kind, only)
+
+    def named(self, words: str) -> Kind | None:
+        """Return the kind with these words; None if there is none."""
+        for kernel in KERNELS if self.phase == "backward" else ():
+            both = words.removesuffix(alone(kernel))
+            kind = self.named(both) if both != words else None
+            if kind is not None and both_kernels(kind):
+                return in_kernel(kind, kernel)
+        usual = MADE_BY.get((self.phase, words))
+        for part in sorted(self.parts, key=lambda one: one.name != usual):
+            kind = next((one for one in part if one.words == words), None)
+            if kind is not None:
+                MADE_BY[self.phase, words] = part.name
+                return kind
+        return None
 
 
 @lru_cache(maxsize=48)
@@ -92,8 +133,17 @@ def both_kernels(kind: Kind) -> bool:
 def in_one_kernel(kind: Kind) -> Iterator[Kind]:
     """Yield the mistake as made only by the kernel of dq, then as made only by the kernel of dk and dv."""
     for kernel in KERNELS:
-        words = f"{kind.words} (for {kernel} alone)"
-        yield dataclasses.replace(kind, words=words, cost=kind.cost + 0.4, only=kernel)
+        yield in_kernel(kind, kernel)
+
+
+def in_kernel(kind: Kind, kernel: str) -> Kind:
+    words = f"{kind.words}{alone(kernel)}"
+    return dataclasses.replace(kind, words=words, cost=kind.cost + 0.4, only=kernel)
+
+
+def alone(kernel: str) -> str:
+    """Return the end of the words of a mistake that only one kernel makes."""
+    return f" (for {kernel} alone)"
 
 
 def fault_named(
@@ -109,8 +159,10 @@ def fault_named(
     """
     phase, words, where = name
     words = of_first_sizes(words)
-    kinds = every_kind(geometry, phase) if kinds is None else kinds
-    kind = next((one for one in kinds if one.words == words), None)
+    if kinds is None:
+        kind = every_kind(geometry, phase).named(words)
+    else:
+        kind = next((one for one in kinds if one.words == words), None)
     if kind is None:
         return None
     place = place_named(geometry, phase, masks[0].pattern, where, kind.of_workers)

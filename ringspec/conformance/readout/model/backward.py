@@ -99,13 +99,13 @@ def gradient_of_sinks(
 def gradient_of_forward(model: Model, c: Choices) -> Gradients:
     """Return the matrices of the gradients if the backward pass is the gradient of the forward pass ``c``.
 
-    The gradient is computed by central differences of the scores.
+    The gradient is computed by differences of the scores. A step of 1e-6 gives six digits, more than is compared.
     """
     base, right = forward_pass(model, c).weights, model.s
     # The weights of a forward pass are in the columns of the keys whose values it used.
     values = model.right.taking(("v.head",), c)
     g = model.g[model.index(model.right, "q"), model.index(values, "v")]
-    ds, step = np.zeros(model.shape), 1e-5
+    ds, step = np.zeros(model.shape), 1e-6
     dlse = model.pairs.dlse
 
     def goal() -> Array:
@@ -115,16 +115,14 @@ def gradient_of_forward(model: Model, c: Choices) -> Gradients:
         of_o = (now.weights * g).sum(axis=(1, 4))
         return of_o if dlse is None else of_o + dlse * finite_shift(now.lse)
 
+    before = goal()
     keys = right.reshape(-1, model.workers, model.key_heads, model.slots)
     for b in range(model.workers):
         for j in range(model.slots):
-            value = []
-            for sign in (1, -1):
-                changed = keys.copy()
-                changed[:, b, :, j] += sign * step
-                model.s = changed.reshape(right.shape)
-                value.append(goal())
-            ds[:, b, :, :, j] = (value[0] - value[1]) / (2 * step)
+            changed = keys.copy()
+            changed[:, b, :, j] += step
+            model.s = changed.reshape(right.shape)
+            ds[:, b, :, :, j] = (goal() - before) / step
     model.s = right
     dbias = (
         stored(model, "dbias", c, c["bias_times"] * ds, "bias_q", "bias_k")
@@ -137,12 +135,9 @@ def gradient_of_forward(model: Model, c: Choices) -> Gradients:
         return Gradients(base, ds, ds, dbias)
     sinks, dsinks = model.sinks, np.zeros((model.workers, *model.sinks.shape))
     for h, number in np.ndindex(sinks.shape):
-        value = []
-        for sign in (1, -1):
-            model.sinks = sinks.copy()
-            model.sinks[h, number] += sign * step
-            value.append(goal().sum(axis=(1, 2)))
-        dsinks[:, h, number] = (value[0] - value[1]) / (2 * step)
+        model.sinks = sinks.copy()
+        model.sinks[h, number] += step
+        dsinks[:, h, number] = ((goal() - before) / step).sum(axis=(1, 2))
     model.sinks = sinks
     model.kept.clear()
     return Gradients(base, ds, ds, dbias, dsinks)
