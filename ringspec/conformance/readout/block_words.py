@@ -18,7 +18,7 @@ from ringspec.conformance.readout import hints
 from ringspec.conformance.readout.reading import Named, Reading
 from ringspec.conformance.readout.told import in_other_words
 
-RING, BLOCK, DENSE = "ring", "block", "dense"
+RING, BLOCK, DENSE, GROUPS = "ring", "block", "dense", "groups"
 Rules = tuple[tuple[str, str], ...]
 
 # In this order: the first rules are about a longer text. The texts are regular expressions.
@@ -40,6 +40,7 @@ BOTH: Rules = (
     (r"\bslot\b", "token"),
     (r"\bslots\b", "tokens"),
 )
+OF_GROUPS: Rules = ((r"\bworker(s?)\b", r"group\1"),)
 OF_BLOCKS: Rules = (
     (r"in the blocks of a worker's own keys \(step 0\)", "in blocks with queries and keys of the same part"),
     (r"\bfrom step 1 on\b", "in blocks with queries and keys of different parts"),
@@ -141,17 +142,22 @@ def of_one_block(sets: Sequence[tuple[Named, ...]]) -> tuple[tuple[Named, ...], 
 
 def hint_without_ring(hint: str, made_of: str) -> str:
     """Return a hint of :mod:`ringspec.conformance.readout.hints` without the parts of a ring; 'ring' changes nothing."""
-    return hint if made_of == RING else HINTS.get(hint, hint)
+    return hint if made_of in (RING, GROUPS) else HINTS.get(hint, hint)
 
 
 def reworded(sentence: str, made_of: str) -> str:
     """Say a sentence about a ring in the words for targets of another kind.
 
     ``made_of``: 'ring' leaves it as it is; 'block' is a target that computes single blocks, and 'dense' one that
-    computes a ring of only one worker.
+    computes a ring of only one worker; 'groups' is read as a ring of groups of workers.
 
     >>> reworded("In the forward pass, from step 1 on, the mask compares slot numbers within a worker.", "block")
     'In the forward pass, in blocks with queries and keys of different parts, the mask compares token numbers within the block.'
     """
-    rules = {RING: (), BLOCK: (*BOTH, *OF_BLOCKS), DENSE: (*BOTH, *OF_ONE, *OF_BLOCKS)}[made_of]
+    rules = {
+        RING: (),
+        GROUPS: OF_GROUPS,
+        BLOCK: (*BOTH, *OF_BLOCKS),
+        DENSE: (*BOTH, *OF_ONE, *OF_BLOCKS),
+    }[made_of]
     return in_other_words(sentence, rules)

@@ -8,8 +8,9 @@ that computes only single blocks is read first as one block, and then as a ring 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ringspec.conformance.cases.model import Outputs
@@ -17,6 +18,7 @@ from ringspec.conformance.diagnose.match import diagnose
 from ringspec.conformance.readout.block_words import (
     BLOCK,
     DENSE,
+    GROUPS,
     OF_A_RING,
     RING,
     hint_without_ring,
@@ -24,6 +26,7 @@ from ringspec.conformance.readout.block_words import (
     without_ring,
 )
 from ringspec.conformance.readout.not_finite import NOT_FINITE
+from ringspec.conformance.readout.places import LISTED, PAIRS
 from ringspec.conformance.readout.problems import (
     Problem,
     group_of,
@@ -47,6 +50,7 @@ from ringspec.conformance.report.coverage import coverage_of, used_by
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
 from ringspec.conformance.run.call import Stop, ask, outputs_of
+from ringspec.conformance.run.group_ring import rings_of_groups
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
@@ -85,8 +89,8 @@ class Explained:
 
     ``told``: the explanation. ``known``: id, title and links of the known bug with the same results; None if no known
     bug has them. ``unread``: why no problem could be run; '' otherwise. ``made_of``: 'ring'; 'dense' if the target
-    claims only rings of one worker; 'block' if it claims only single blocks. ``notes``: sentences about rows of a block
-    without a visible key. ``claimed_not_read``: claimed values that no problem uses, by kind of claim.
+    claims only rings of one worker; 'block' if it claims only single blocks; 'groups' if it was read as a ring of groups
+    of workers. ``notes``: sentences about rows of a block without a visible key, or about these groups. ``claimed_not_read``: claimed values that no problem uses, by kind of claim.
     """
 
     runs: tuple[Run, ...]
@@ -183,7 +187,24 @@ def explain_target(target: Target, *, thorough: bool = False) -> Explained:
     problems = (problem_of(setting, claims) for setting in settings)
     made_of = DENSE if claims.workers == (1,) else RING
     found = explanation(target, runs_of(target, problems, thorough), reason, made_of)
+    if not found.right and not simple(found):
+        found = next(filter(simple, explained_in_groups(target, thorough)), found)
     return dataclasses.replace(found, claimed_not_read=not_read(claims, found.runs))
+
+
+def simple(found: Explained) -> bool:
+    """Tell whether sentences account for every problem that failed, without lists of blocks or of pairs."""
+    faults = chain(found.told.faults, *(one.faults for one in found.told.separate))
+    listed = any(LISTED in one.place or PAIRS in one.place for one in faults)
+    return bool(found.wrong) and not found.unexplained and not listed
+
+
+def explained_in_groups(target: Target, thorough: bool) -> Iterator[Explained]:
+    """Explain a target as each ring of groups of workers that it may be; see :mod:`.group_ring`."""
+    for ring in rings_of_groups(target):
+        problems, reason = problems_for(ring.capabilities)
+        runs = runs_of(ring, problems, thorough)
+        yield explanation(ring, runs, reason, GROUPS, ring.notes)
 
 
 def not_read(claims: Capabilities, runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
@@ -254,7 +275,7 @@ def explanation(
     proved_already = [id for id in found.explained if id not in own]
     found = proved(found, [(one.problem, one.outputs) for one in wrong], proved_already)
     known = known_bug(target, found, wrong)
-    if known is not None and made_of != RING and OF_A_RING.search(known["title"]):
+    if known is not None and made_of in (BLOCK, DENSE) and OF_A_RING.search(known["title"]):
         known = None
     return Explained(runs, found, known, made_of=made_of, notes=tuple(dict.fromkeys(notes)))
 
