@@ -16,6 +16,7 @@ from ringspec.cli.views.explain import lines
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.readout import backward_search, forward_search, geometry
 from ringspec.conformance.readout.backward_search import explain_backward
+from ringspec.conformance.readout.calls import given_of
 from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.forward_search import explain_forward
 from ringspec.conformance.readout.kinds import Fault
@@ -28,7 +29,7 @@ from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.proof import read_proven
 from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
-from ringspec.conformance.readout.replay import RingOf, given_of
+from ringspec.conformance.readout.ring_results import RingOf
 from ringspec.conformance.readout.told import Told, combined, unexplained
 from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
 from ringspec.conformance.run import explain

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.readout.calls import expressible
 from ringspec.conformance.readout.hints import ROUNDING
 from ringspec.conformance.readout.infinite_rows import by_infinite_rows
 from ringspec.conformance.readout.not_finite import NOT_FINITE, RESULTS
@@ -24,7 +25,7 @@ from ringspec.conformance.readout.problems import (
     Problem,
 )
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, read
-from ringspec.conformance.readout.replay import Replayed, explains, expressible, gives, replay_of
+from ringspec.conformance.readout.replay import Replayed, explains, gives, replay_of
 from ringspec.conformance.readout.rounded_inputs import rounded_inputs
 from ringspec.conformance.readout.rounding import narrow_results
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, separate, told

@@ -14,12 +14,14 @@ import numpy as np
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
+from ringspec.conformance.readout.calls import Given, given_of, ways_of
 from ringspec.conformance.readout.hints import ROUNDING
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.places import FROM_STEP_1
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.reading import Named, PassRead
-from ringspec.conformance.readout.replay import Given, Results, given_of, nearer, saved_in, ways_of
+from ringspec.conformance.readout.replay import nearer, saved_in
+from ringspec.conformance.readout.ring_results import Results
 from ringspec.conformance.readout.rounding import NARROW, ROUNDED
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import round_to
