@@ -13,8 +13,10 @@ from nki_impl.sim.errors import (
     DtypeError,
     PlacementError,
     ShapeError,
+    SimulatorWarning,
     TargetError,
     UninitializedError,
+    UnsupportedError,
 )
 from nki_impl.sim.machine.core import Core, acting_as
 
@@ -253,6 +255,38 @@ def test_tensor_copy_casts_through_float32(core: Core, source: Any, target: Any)
         assert np.array_equal(values(out), wide.astype(target.storage).astype(F32))
     else:
         assert np.array_equal(values(out), np.clip(np.rint(wide), target.low, target.high))
+
+
+def test_tensor_copy_accepts_the_former_dtype_of_dst_with_a_warning_that_names_the_release(
+    core: Core,
+) -> None:
+    x, out = tile(normal(8, 16), None, nl.psum), empty((8, 16), nl.bfloat16)
+    with pytest.warns(SimulatorWarning, match=r"tensor_copy: dtype was removed in Neuron 2\.27"):
+        nisa.tensor_copy(dst=out, src=x, dtype=nl.bfloat16)  # type: ignore[call-arg]
+    assert np.array_equal(values(out), bf16(normal(8, 16)))
+
+
+def test_a_former_dtype_that_dst_does_not_have_is_an_error(core: Core) -> None:
+    x, out = tile(normal(8, 16)), empty((8, 16), nl.bfloat16)
+    with pytest.raises(DtypeError, match=r"dtype: bfloat16 as dst has: .* 2\.27 .* got float32"):
+        nisa.tensor_copy(out, x, dtype=nl.float32)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["dtype", "mask"])
+def test_the_call_of_beta_1_without_dst_is_an_error_that_names_the_release(
+    core: Core, name: str
+) -> None:
+    x = tile(normal(8, 16))
+    with pytest.raises(
+        UnsupportedError, match=rf"tensor_copy: {name}: no {name}: removed in Neuron 2\.27"
+    ):
+        nisa.tensor_copy(x, **{name: nl.float32})  # type: ignore[arg-type, call-arg]
+
+
+def test_other_instructions_refuse_the_former_dtype(core: Core) -> None:
+    x, out = tile(normal(8, 16)), empty((8, 16))
+    with pytest.raises(UnsupportedError, match=r"tensor_tensor: dtype: no dtype: .* 2\.27"):
+        nisa.tensor_tensor(out, x, x, nl.add, dtype=nl.float32)  # type: ignore[call-arg]
 
 
 def test_tensor_copy_of_equal_dtypes_is_bit_exact(core: Core) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nki_impl.sim.errors import LaunchError, TargetError, UninitializedError, UnsupportedError
+from nki_impl.sim.machine.former import drop_former
 from nki_impl.sim.memory.liveness import Clock
 from nki_impl.sim.memory.storage import CoreMemory, RankMemory
 
@@ -247,6 +248,8 @@ def instruction(function: Callable[P, None], minimum: int = OLDEST) -> Callable[
                 "use operations of this generation, or launch for a later target",
                 name,
             )
+        if "dtype" in kwargs or "mask" in kwargs:
+            drop_former(name, args, kwargs)
         core.begin(name)
         if core.on_operands is not None:
             core.on_operands(core.core, core.index, operands, args, kwargs)
