@@ -62,6 +62,10 @@ UPSTREAM = {
     r"Incorrect shape for weight scale for row quantization": (
         "the test passes scales (128, 1), and the kernel's own check asks for one for each column, (128, H)"
     ),
+    r"test_attention_block_tkg.*-bfloat16-1-2-(\w+-){5}[\w.]+-\w+-True-.*\n(.|\n)*Validation failed for": (
+        "static weights and an fp8 cache: the reference rounds nothing and the scores are far apart, so that one "
+        "rounding selects other keys; nki_static_fp8.py compares the kernel with a float64 model of its source"
+    ),
     r"test_attention_block_tkg(.|\n)*nc_matmul: moving: N <= 512 free elements; got (1024|2048)": (
         "the kernel multiplies 1024 or 2048 columns at once where nc_matmul takes 512"
     ),

@@ -109,3 +109,20 @@ def test_a_sample_is_spread_over_the_file(tmp_path: Path):
     names = [line["test"] for line in lines if line["outcome"] == "passed"]
     assert program("table", results).count("| 3 | 0 | 0 | 0 | 0 | 0 | 0 | 9 |") == 2
     assert [name.split("[")[1] for name in names] == ["0]", "4]", "8]"]
+
+
+FAILED = "ValidationException: Validation failed for ['X_out']"
+
+
+@pytest.mark.parametrize(
+    ("weights", "cache", "expected"),
+    [("1", "True", "| 0 | 0 | 0 | 1 |"), ("0", "True", "| 0 | 1 | 0 | 0 |"), ("1", "False", "| 0 | 1 | 0 | 0 |")],
+)  # fmt: skip
+def test_wrong_numbers_are_upstream_only_with_static_weights_and_an_fp8_cache(
+    tmp_path: Path, weights: str, cache: str, expected: str
+):
+    name = f"8-1-128-7168-False-bfloat16-{weights}-2-False-True-False-False-False-None-True-{cache}-default-1"
+    line = {"test": f"nkilib/test_attention_block_tkg.py::t[{name}]", "why": FAILED}
+    results = tmp_path / "results.jsonl"
+    results.write_text(json.dumps(line | {"outcome": "failed", "seconds": 1}))
+    assert f"test_attention_block_tkg` {expected}" in program("table", results)
