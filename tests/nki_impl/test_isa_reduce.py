@@ -195,6 +195,22 @@ def test_a_row_without_a_kept_element_has_the_lowest_float32_as_maximum(core: Co
     )
 
 
+@pytest.mark.parametrize("op", [nl.equal, nl.less, nl.less_equal, nl.greater, nl.greater_equal])
+@pytest.mark.parametrize(
+    "bound", [(0, 0), (7, 7), (-1, -1), (8, 8), (-1, 8), (3, 3), (-np.inf, np.nan), (np.nan, 9)]
+)
+def test_range_select_with_bounds_that_keep_all_or_nothing_or_are_nan(
+    core: Core, op: Any, bound: tuple[float, float]
+) -> None:
+    x, out = normal(2, 8), empty((2, 8))
+    low, high = bounds((bound[0], -1), (bound[1], -1))
+    for ops in ((op, nl.greater), (nl.greater, op)):
+        first, second = (low, high) if ops[0] is op else (high, low)
+        nisa.range_select(out, tile(x), *ops, first, second)
+        kept = getattr(np, op.__name__)(np.arange(8, dtype=F32)[None], values(low))
+        assert np.array_equal(values(out), np.where(kept, x, LOW))
+
+
 def test_range_select_keeps_the_maximum_over_tiles_in_the_registers(core: Core) -> None:
     x = normal(4, 16)
     low, high = bounds((0, 5), (3, 12), (9, 8), (15, 20))

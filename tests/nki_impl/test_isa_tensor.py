@@ -256,3 +256,13 @@ def test_double_row_contracts_both_rows_of_float8(core: Core) -> None:
         nisa.nc_matmul(c, a, b, perf_mode="double_row", tile_position=(0, 0), tile_size=(128, 64))
     with pytest.raises(DtypeError, match="perf_mode"):
         nisa.nc_matmul(c, a, b, perf_mode="triple_row")
+
+
+def test_nc_transpose_keeps_all_bits_of_bfloat16(core: Core) -> None:
+    bits = np.arange(2**16, dtype=np.uint16).reshape(4, 128, 128)
+    for given in bits:
+        x, out = empty((128, 128), nl.bfloat16), empty((128, 128), nl.bfloat16, nl.psum)
+        x.array[...] = given.view(x.array.dtype)
+        x.storage.set_all_written()
+        nisa.nc_transpose(out, x)
+        assert np.array_equal(out.array.view(np.uint16), given.T)
