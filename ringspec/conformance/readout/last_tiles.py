@@ -34,7 +34,12 @@ def short_tiles(right: Booleans) -> Iterator[tuple[str, Booleans]]:
 
 
 def padded_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Iterator[Kind]:
-    """Yield the mistake of counting the zeros that fill up the last tile of keys; ``visible``: the correct mask."""
+    """Yield the mistake of counting the zeros that fill up the last tile of keys; ``visible``: the correct mask.
+
+    With padding slots there is none: what they show by mistake looks the same.
+    """
+    if geometry.padding:
+        return
     run, own = geometry.run, geometry.own_blocks[..., 0]
 
     def padded(masked: bool, size: int) -> Array:

@@ -176,31 +176,38 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
             return reading
         return proven_alone(reading, replay_of(problem.proof, outputs))
     replayed = replay_of(problem.proof, outputs)
-    passes = [one or PassRead() for one in (reading.forward, reading.backward)]
-    sets = [simplest(one) or ((),) for one in passes]
-    kept: list[dict[tuple, None]] = [{}, {}]
-    for forward, backward in product(*sets):
-        told_here = Told(faults=(*forward, *backward), base=passes[1].base)
-        if not told_here.faults:
+    first, second = (one or PassRead() for one in (reading.forward, reading.backward))
+    # A backward pass that is right for what the forward pass saved may look like one that does the same.
+    others = [dataclasses.replace(second, base="")] if second.base and not second.sets else []
+    for backward in (second, *others):
+        kept = sets_that_fit(first, backward, replayed)
+        if kept is None:
             return reading
-        found = replayed.compared(told_here)
+        if kept[0]:
+            forward, backward = (
+                dataclasses.replace(one, sets=tuple(x for x in found if x))
+                for one, found in zip((first, backward), kept, strict=True)
+            )
+            known = None if reading.backward is None else backward
+            return dataclasses.replace(reading, forward=forward, backward=known)
+    return proven_alone(reading, replayed)
+
+
+def sets_that_fit(
+    first: PassRead, second: PassRead, replayed: Replayed
+) -> tuple[list[tuple[Named, ...]], list[tuple[Named, ...]]] | None:
+    """Return the sets of faults of each pass that give the results of a call together; None if this cannot be computed."""
+    kept: tuple[dict[tuple[Named, ...], None], ...] = ({}, {})
+    for forward, backward in product(simplest(first) or ((),), simplest(second) or ((),)):
+        told_here = Told(faults=(*forward, *backward), base=second.base)
+        found = replayed.compared(told_here) if told_here.faults else None
         if found is None:
-            return reading
+            return None
         if found.fits:
             faults = replayed.without_contradiction(told_here).faults
             for number, phase in enumerate(("forward", "backward")):
                 kept[number][tuple(one for one in faults if one.phase == phase)] = None
-    if not kept[0]:
-        return proven_alone(reading, replayed)
-    changed = [
-        dataclasses.replace(one, sets=tuple(x for x in found if x))
-        for one, found in zip(passes, kept, strict=True)
-    ]
-    return dataclasses.replace(
-        reading,
-        forward=changed[0],
-        backward=None if reading.backward is None else changed[1],
-    )
+    return list(kept[0]), list(kept[1])
 
 
 def proven_alone(reading: Reading, replayed: Replayed) -> Reading:
