@@ -15,8 +15,8 @@ from ringspec.conformance.target.protocol import Result
 from ringspec.conformance.targets.reference import REFERENCES
 
 INFINITE = (
-    "In the forward pass, where a row sees no key of the new block, the block's lse is taken for "
-    "+infinity (o becomes 0)."
+    "In the forward pass, where a row sees no key of the new block, the merge gets +infinity as the "
+    "block's lse (o becomes 0)."
 )
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 

@@ -60,9 +60,9 @@ def lines(name: str, spec: str, told: Explained, thorough: bool = False) -> list
     found += [f"Another change gives the same results: {one}" for one in told.alternatives]
     count = len(told.told.explained) + len(told.told.others)
     if count:
+        which = f"{count} of the {told.wrong} problems" if told.wrong > 1 else "the problem"
         found.append(
-            f"{'These sentences account' if told.told.others else 'This accounts'} for every number in {count} of the "
-            f"{told.wrong} problems that failed."
+            f"{'These sentences account' if told.told.others else 'This accounts'} for every number in {which} that failed."
         )
     if count and told.unexplained:
         names = [id.partition("/")[2] for id in told.unexplained]

@@ -86,7 +86,7 @@ WRONG = {
     "maximum not updated": "the running maximum stays the old one (o and l are rescaled to the common one)",
     "maximum of block": "the running maximum becomes that of the new block (o and l are rescaled to the common one)",
     EMPTY: "where a row sees no key of the new block, the block's lse is taken for 0",
-    INFINITE: "where a row sees no key of the new block, the block's lse is taken for +infinity (o becomes 0)",
+    INFINITE: "where a row sees no key of the new block, the merge gets +infinity as the block's lse (o becomes 0)",
 }
 # The last is no mistake of a kernel: gradients where NaN of a forward pass is left out are computed with it.
 MERGES = ("right", *WRONG, ZERO_NOT_NAN)
