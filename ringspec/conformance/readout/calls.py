@@ -53,7 +53,6 @@ def expressible(call: Call) -> bool:
         return False
     index_q, index_k, position_q, position_k = map(np.asarray, tables)
     batch, heads, slots, _ = call.worker("q", 0).shape
-    pairs = batch * heads * (slots * call.workers) ** 2
     if batch > 1 and {"sinks", "bias", "keep", "dropout_p"} & {*call.tensors, *call.terms}:
         return False
     for name in {"bias", "keep"} & set(call.tensors):
@@ -63,7 +62,13 @@ def expressible(call: Call) -> bool:
     if index_q.min() < 0 and {"bias", "keep", "dropout_p"} & {*call.tensors, *call.terms}:
         return False
     one_side = np.array_equal(index_q, index_k) and np.array_equal(position_q, position_k)
-    return one_side and position_q.shape[1] == 1 and pairs <= MOST_PAIRS
+    return one_side and position_q.shape[1] == 1 and number_of_pairs(call) <= MOST_PAIRS
+
+
+def number_of_pairs(call: Call) -> int:
+    """Return how many pairs of a query and a key all batch entries and heads of a call have."""
+    batch, heads, slots, _ = call.worker("q", 0).shape
+    return int(batch * heads * (slots * call.workers) ** 2)
 
 
 def ways_of(given: Given) -> list[Given]:

@@ -189,20 +189,19 @@ def staying_kinds(geometry: Geometry) -> Iterator[Kind]:
 
 def merge_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes of merging a block's result into the running one."""
-    for number, name in enumerate(MERGES[:-1]):
+    for number, name in enumerate(merges.WRONG, 1):
+        words = merges.WRONG[name]
         if name == merges.EMPTY:
-            yield Kind(merges.WRONG[name], (("merge", number), ("hidden_merge", True)), 1.05)
+            yield Kind(words, (("merge", number), ("hidden_merge", True)), 1.05)
         elif name == merges.INFINITE:
-            words = merges.WRONG[name]
             yield Kind(words, (("merge", number), ("hidden_merge", "computed")), 1.05)
             if not (geometry.sees_all and distinct):
-                more = f"{words}, and blocks without a visible pair are merged too"
+                more = f"{words}{merges.HIDDEN_TOO}"
                 yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.1)
-        elif number:
-            words = merges.WRONG[name]
+        else:
             yield Kind(words, (("merge", number),))
             if not distinct or (not geometry.sees_all and merges.depends_on_empty(name, geometry)):
-                more = f"{words}, and blocks without a visible pair are merged too"
+                more = f"{words}{merges.HIDDEN_TOO}"
                 yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
             if name == "replaced" and not (geometry.sees_all and distinct):
                 more = f"{words}, also in rows that see no key of the new block"

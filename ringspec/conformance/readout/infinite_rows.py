@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.backward_search import GRADIENT, SAME
 from ringspec.conformance.readout.masks import masks_of
-from ringspec.conformance.readout.merges import INFINITE, WRONG
+from ringspec.conformance.readout.merges import HIDDEN_TOO, INFINITE, WRONG
 from ringspec.conformance.readout.problems import Problem
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, named
 from ringspec.conformance.readout.replay import Replayed, replay_of
 from ringspec.conformance.readout.told import Told
 
-WORDS = WRONG[INFINITE], f"{WRONG[INFINITE]}, and blocks without a visible pair are merged too"
+WORDS = WRONG[INFINITE], f"{WRONG[INFINITE]}{HIDDEN_TOO}"
 
 
 def by_infinite_rows(problem: Problem, found: Reading, outputs: Outputs) -> Reading:

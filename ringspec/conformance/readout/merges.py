@@ -15,6 +15,7 @@ from ringspec.spec.online_softmax import finite_shift
 
 EMPTY, INFINITE = "empty with lse 0", "empty with infinite lse"
 ZERO_NOT_NAN = "empty with infinite lse, 0 for NaN"
+HIDDEN_TOO = ", and blocks without a visible pair are merged too"  # after the words of a mistake
 # Wrong merges by name, with the words that complete "In the forward pass, ...".
 WRONG = {
     **{name: words for name, (words, _) in WEIGHTS.items()},

@@ -17,7 +17,7 @@ import numpy as np
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
-from ringspec.conformance.readout.calls import expressible, given_of, ways_of
+from ringspec.conformance.readout.calls import expressible, given_of, number_of_pairs, ways_of
 from ringspec.conformance.readout.geometry import VISIBLE
 from ringspec.conformance.readout.matches import near
 from ringspec.conformance.readout.pairs import OF_SLOTS
@@ -33,7 +33,9 @@ from ringspec.recipes import RECIPES
 
 SUMS = ("dsinks",)
 NEARER = 0.25  # of the distance from the correct results, in each tensor
-MOST_KEPT = 40  # replays: those of a target's readouts, each with its proof
+# Replays that are kept: those of a target's readouts, each with its proof. Their calls have few pairs; those of others
+# would take much memory.
+MOST_KEPT, FEW_PAIRS = 40, 1 << 15
 TILES = re.compile(r"\btiles?\b")
 
 
@@ -67,7 +69,9 @@ KEPT: dict[tuple[int, ...], Replayed] = {}
 
 
 def replay_of(call: Call, outputs: Outputs) -> Replayed:
-    """Return the call and the outputs, ready to be compared; made once for the same objects."""
+    """Return the call and the outputs, ready to be compared; made once for the same objects if they are small."""
+    if number_of_pairs(call) > FEW_PAIRS:
+        return Replayed(call, outputs)
     held = {name: tuple(shards) for name, shards in outputs.items()}
     key = id(call), *(id(x) for shards in held.values() for x in shards)
     if key not in KEPT:
