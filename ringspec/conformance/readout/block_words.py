@@ -18,7 +18,7 @@ from ringspec.conformance.readout import hints
 from ringspec.conformance.readout.reading import Named, Reading
 from ringspec.conformance.readout.told import in_other_words
 
-RING, BLOCK, DENSE, GROUPS = "ring", "block", "dense", "groups"
+RING, BLOCK, DENSE, GROUPS, HEADS = "ring", "block", "dense", "groups", "heads"
 Rules = tuple[tuple[str, str], ...]
 
 # In this order: the first rules are about a longer text. The texts are regular expressions.
@@ -41,6 +41,11 @@ BOTH: Rules = (
     (r"\bslots\b", "tokens"),
 )
 OF_GROUPS: Rules = ((r"\bworker(s?)\b", r"group\1"),)
+OF_HEADS: Rules = (
+    (r"documents are ignored", "queries also see the keys of other groups of heads, as if the tokens of all groups were one sequence"),
+    (r"(?<=pass, )no pair is masked", "queries also see the keys of other groups of heads"),
+    (r"\bworker(s?)\b", r"group\1 of heads"),
+)  # fmt: skip
 OF_BLOCKS: Rules = (
     (r"in the blocks of a worker's own keys \(step 0\)", "in blocks with queries and keys of the same part"),
     (r"\bfrom step 1 on\b", "in blocks with queries and keys of different parts"),
@@ -114,6 +119,8 @@ HINTS = {
 }
 
 
+HINT_OF_HEADS = "look at what is still sent between workers, or still merged, after the exchange of heads for tokens"
+
 # What the title of a known bug says only about a ring.
 OF_A_RING = re.compile(
     r"\b(workers?|rings?|steps?|hops?|visit\w*|travel\w*|owners?|sen[dt]|merged?)\b"
@@ -141,7 +148,9 @@ def of_one_block(sets: Sequence[tuple[Named, ...]]) -> tuple[tuple[Named, ...], 
 
 
 def hint_without_ring(hint: str, made_of: str) -> str:
-    """Return a hint of :mod:`ringspec.conformance.readout.hints` without the parts of a ring; 'ring' changes nothing."""
+    """Return a hint of :mod:`ringspec.conformance.readout.hints` for a target of another kind; 'ring' changes nothing."""
+    if made_of == HEADS:
+        return hint and HINT_OF_HEADS
     return hint if made_of in (RING, GROUPS) else HINTS.get(hint, hint)
 
 
@@ -149,7 +158,8 @@ def reworded(sentence: str, made_of: str) -> str:
     """Say a sentence about a ring in the words for targets of another kind.
 
     ``made_of``: 'ring' leaves it as it is; 'block' is a target that computes single blocks, and 'dense' one that
-    computes a ring of only one worker; 'groups' is read as a ring of groups of workers.
+    computes a ring of only one worker; 'groups' is read as a ring of groups of workers, and 'heads' as one of groups of
+    heads.
 
     >>> reworded("In the forward pass, from step 1 on, the mask compares slot numbers within a worker.", "block")
     'In the forward pass, in blocks with queries and keys of different parts, the mask compares token numbers within the block.'
@@ -157,6 +167,7 @@ def reworded(sentence: str, made_of: str) -> str:
     rules = {
         RING: (),
         GROUPS: OF_GROUPS,
+        HEADS: OF_HEADS,
         BLOCK: (*BOTH, *OF_BLOCKS),
         DENSE: (*BOTH, *OF_ONE, *OF_BLOCKS),
     }[made_of]

@@ -12,8 +12,9 @@ from functools import cached_property
 import numpy as np
 
 from ringspec.problem.model import Array, Booleans, Integers
-from ringspec.spec.layout import contiguous, striped, zigzag
+from ringspec.spec.layout import contiguous, striped, zigzag, zigzag_per_document
 
+PER_DOCUMENT = "zigzag_per_document"
 LAYOUTS = {"contiguous": contiguous, "striped": striped}  # zigzag takes an even number of slots
 VISIBLE, OWN_CHUNKS = "visible", "visible, and own chunks"
 # What a kernel may compute as one range in layouts in which a causal mask hides parts of all blocks of other workers, the
@@ -138,8 +139,24 @@ class Geometry:
 
 
 def positions(layout: str, workers: int, slots: int) -> Integers:
-    """Return the positions [W, n] of the slots under 'contiguous', 'striped' or 'zigzag'."""
+    """Return the positions [W, n] of the slots under 'contiguous', 'striped', 'zigzag' or 'zigzag_per_document'."""
+    if layout == PER_DOCUMENT:
+        tokens = workers * slots
+        starts = document_starts(layout, workers, slots)
+        return zigzag_per_document(tokens, workers, (*starts, tokens)).table
     return tables(workers, slots)[layout]
+
+
+def document_starts(layout: str, workers: int, slots: int) -> tuple[int, ...]:
+    """Return the first tokens of three documents of different lengths.
+
+    Two of them lie on several workers. Under 'zigzag_per_document', all do, and each has 2W chunks without padding.
+    """
+    tokens = workers * slots
+    if layout != PER_DOCUMENT:
+        return 0, 5 * tokens // 24, 14 * tokens // 24
+    first = max(slots // 8, 1) * 2 * workers
+    return 0, first, max(first, tokens - first)
 
 
 def with_padding(workers: int, slots: int) -> Integers:

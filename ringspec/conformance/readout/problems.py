@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from ringspec.conformance.cases.calls import call_of, forward_alone
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.cases.problems import over
-from ringspec.conformance.readout.geometry import Geometry, positions, with_padding
+from ringspec.conformance.readout.geometry import (
+    PER_DOCUMENT,
+    Geometry,
+    document_starts,
+    positions,
+    with_padding,
+)
 from ringspec.conformance.readout.pairs import Pairs, inputs_of, pairs_of
 from ringspec.conformance.readout.tiles import spread_out, with_mark
 from ringspec.conformance.target.capabilities import Capabilities
@@ -32,6 +38,9 @@ from ringspec.vectors.format.case import Case, Ring, TensorRecipe
 MOST, MOST_WINDOWS = 6, 2
 FEATURES = ("softcap", "dlse", "sinks", "bias", "dropout", "padding", "batches")
 BATCH = 3
+BANDED = "documents-band"  # a window in each document, without a causal mask
+# In place of a worker, a group of heads that has all tokens: each worker's tokens are a document of their own.
+HEADS, FULL_HEADS = "heads", "heads-full"
 # The names under which a target claims a feature, any one of them, if these are not the feature's name alone. A batch
 # is not claimed as a feature.
 CLAIMED: dict[str, tuple[str, ...]] = {
@@ -39,13 +48,16 @@ CLAIMED: dict[str, tuple[str, ...]] = {
     "padding": ("padding-slots",),
     "batches": (),
 }
-CAUSAL, WINDOWS = ("causal", "window", "documents", *FEATURES), ("window", "band")
+CAUSAL, WINDOWS = ("causal", "window", "documents", HEADS, *FEATURES), ("window", "band", BANDED)
+PACKED = "documents", BANDED
+GROUPS_OF_HEADS = HEADS, FULL_HEADS
 SOFTCAP = 4.5  # the largest scores are 6
 DROPOUT = 0.375, 20240230  # dropout_p, and a dropout_seed with which every query keeps a key
 WORKERS, MORE_WORKERS, SLOTS, MOST_SLOTS = 3, 4, 8, 16
 ODD_SLOTS = 11  # with it, tiles of any size but 11 are cut short at the end of a shard
 WINDOW = (5, 2)  # beside a causal mask; without one, by layout:
 BANDS = {"contiguous": (5, 2), "zigzag": (5, 0), "striped": (5, 2)}
+BAND_IN_DOCUMENTS = (3, 2)  # narrow enough to hide keys on both sides in the shortest document
 LAYOUTS = ("contiguous", "zigzag", "striped")
 CIRCULATIONS = ("kv", "q", "gather")
 NARROW = ("bfloat16", "float16")
@@ -107,8 +119,9 @@ def usual_settings() -> Iterator[Setting]:
     for layout in LAYOUTS:
         yield Setting("window", layout, "")
         yield Setting("band", layout, "")
-    for layout in LAYOUTS:
+    for layout in (*LAYOUTS, PER_DOCUMENT):
         yield Setting("documents", layout, "")
+    yield Setting(BANDED, PER_DOCUMENT, "")
     for feature in FEATURES:
         yield Setting(feature, "table" if feature == "padding" else LAYOUTS[0], "")
 
@@ -220,7 +233,10 @@ def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
     windows, packed, others, *features = (
         found.get(name, []) for name in ("window", "documents", "", *FEATURES)
     )
+    read = sorted({one.layout for one in USUAL if one.mask != "padding"})
     last = max(reasons, key=lambda reason: reason.startswith(OF_SHAPE), default="")
+    if not set(read) & set(claims.layouts):
+        last = f"one of the layouts {', '.join(read)}"
     chosen = [*others[: MOST - min(len(windows), MOST_WINDOWS)], *windows][:MOST]
     in_layouts = chain(*(settings[:2] for settings in features))
     known = {with_circulation(one, claims) for one in chosen}
@@ -231,7 +247,8 @@ def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
         and not unclaimed(one, claims)
         and isinstance(shape_for(claims, one), Shape)
     ]
-    return [*chosen, *of_calls, *packed[:1], *in_layouts], "" if found else f"it needs {last}"
+    in_documents = [one for one in packed if one.mask == BANDED or one == packed[0]]
+    return [*chosen, *of_calls, *in_documents, *in_layouts], "" if found else f"it needs {last}"
 
 
 def problems_for(claims: Capabilities) -> tuple[list[Problem], str]:
@@ -250,7 +267,7 @@ def problem_of(setting: Setting, claims: Capabilities) -> Problem:
 def group_of(geometry: Geometry) -> str:
     """Return what a problem is about besides the ring: 'window', 'documents', one of FEATURES or ''."""
     return next(
-        (name for name in ("window", "documents", *FEATURES) if getattr(geometry, name)), ""
+        (name for name in ("documents", "window", *FEATURES) if getattr(geometry, name)), ""
     )
 
 
@@ -274,7 +291,7 @@ def unclaimed(setting: Setting, claims: Capabilities) -> str:
         f"layout {setting.layout}": setting.layout not in claims.layouts,
         "mask causal": setting.mask in CAUSAL and "causal" not in claims.masks,
         "mask window": setting.mask in WINDOWS and "window" not in claims.masks,
-        "mask documents": setting.mask == "documents" and "documents" not in claims.masks,
+        "mask documents": setting.mask in PACKED and "documents" not in claims.masks,
         f"feature {setting.mask}": bool(names_of(setting.mask))
         and not set(names_of(setting.mask)) & set(claims.features),
         "a backward pass (operation ring-backward)": setting.mask == "dlse"
@@ -362,7 +379,7 @@ def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
         return f"1 head of k and v, not a multiple of {unit}"
     fewest = group * unit
     several_heads = (BATCH,) if batches else (2 * fewest, fewest) if fewest < 4 else (fewest,)
-    zigzag = setting.layout == "zigzag"
+    zigzag = setting.layout in ("zigzag", PER_DOCUMENT)
     multiple = int(np.lcm(claims.tokens_multiple, 2 if zigzag else 1))
     if multiple > MOST_SLOTS and (multiple % SLOTS or setting not in IN_TILES):
         return f"at most {MOST_SLOTS} tokens on a worker"
@@ -385,7 +402,11 @@ def shape_for(claims: Capabilities, setting: Setting) -> Shape | str:
 
 def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geometry:
     """Return the ring of a setting's problem."""
-    mask, layout = setting.mask, setting.layout
+    mask, layout, documents = setting.mask, setting.layout, None
+    if mask in PACKED:
+        documents = document_starts(layout, shape.workers, shape.slots)
+    elif mask in GROUPS_OF_HEADS:
+        documents = tuple(range(0, shape.workers * shape.slots, shape.slots))
     if mask == "padding":
         table = with_padding(shape.workers, shape.slots)
     else:
@@ -398,11 +419,11 @@ def geometry_for(setting: Setting, shape: Shape, claims: Capabilities) -> Geomet
         layout,
         table,
         mask in CAUSAL,
-        {"window": WINDOW, "band": BANDS.get(layout)}.get(mask),
+        {"window": WINDOW, "band": BANDS.get(layout), BANDED: BAND_IN_DOCUMENTS}.get(mask),
         shape.heads,
         shape.group,
         SCALE if setting.scaled else shape.dim**-0.5,
-        documents=documents(table.size) if mask == "documents" else None,
+        documents=documents,
         softcap=SOFTCAP if mask == "softcap" else None,
         dlse=mask == "dlse",
         sinks=0 if mask != "sinks" else 2 if "several-sinks" in claims.features else 1,
@@ -515,11 +536,6 @@ def with_batches(call: Call) -> Call:
 def exchanged(shards: Sequence[NDArray]) -> tuple[NDArray, ...]:
     """Exchange the axes of batch and heads, the first two, in the array of each worker."""
     return tuple(np.ascontiguousarray(np.swapaxes(x, 0, 1)) for x in shards)
-
-
-def documents(tokens: int) -> tuple[int, ...]:
-    """Return the first tokens of three documents, of which two lie on several workers."""
-    return 0, 5 * tokens // 24, 14 * tokens // 24
 
 
 def inputs_in(call: Call) -> dict[str, Array]:

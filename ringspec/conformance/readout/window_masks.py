@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
-from ringspec.conformance.readout.geometry import EVERY_OTHER, Geometry, Window, tables
-from ringspec.conformance.readout.visible import Mask, seen, within, within_documents
+from ringspec.conformance.readout.geometry import (
+    EVERY_OTHER,
+    PER_DOCUMENT,
+    Geometry,
+    Window,
+    tables,
+)
+from ringspec.conformance.readout.visible import Mask, document_of, seen, within, within_documents
 from ringspec.problem.model import Booleans, Integers
 
 PAIRED = 4  # workers of the readouts that rings of two groups of two workers claim
@@ -29,7 +36,9 @@ def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
     yield Mask("the window compares slot numbers within a worker", local)
     for words, pattern in windows_of_blocks(geometry):
         yield Mask(f"the window counts {words}", pattern & see(q, k, causal, None))
-    for words, pattern in windows_of_exchanged_pairs(geometry):
+    for words, pattern in chain(
+        windows_of_exchanged_pairs(geometry), windows_of_document_chunks(geometry)
+    ):
         yield Mask(words, pattern)
     for where, more_left, more_right in (
         ("on the left", 1, 0),
@@ -71,7 +80,7 @@ def windows_of_blocks(geometry: Geometry) -> Iterator[tuple[str, Booleans]]:
                 f"tokens {visible}, whose {edge} query and key have the same place",
                 in_blocks(geometry, layout, geometry.position, end),
             )
-    if layout != "striped":
+    if layout in ("contiguous", "zigzag"):
         yield (
             f"tokens from the first query of a {'chunk' if layout == 'zigzag' else 'worker'} and the first key that it sees",
             from_first_keys(geometry, window),
@@ -144,6 +153,54 @@ def from_first_keys(geometry: Geometry, window: Window) -> Booleans:
     more = after if right is None else np.minimum(after, right)
     gap = (token[None, :] - first[:, None]) - (token - begin)[:, None]
     pattern = (token[None, :] >= first[:, None]) & (token[None, :] < (begin + size + more)[:, None])
+    if left is not None:
+        pattern &= gap >= -(left + more)[:, None]
+    if right is not None:
+        pattern &= gap <= (right - more)[:, None]
+    return paired(geometry, pattern)
+
+
+def windows_of_document_chunks(geometry: Geometry) -> Iterator[tuple[str, Booleans]]:
+    """Yield the pairs within a window, in words, of a kernel that computes each chunk of a document by itself.
+
+    The kernel gets the queries of one chunk and the keys of its document, up to the last one that the chunk sees.
+    """
+    if geometry.layout != PER_DOCUMENT or geometry.documents is None:
+        return
+    longest = "is computed from the length of the longest document"
+    first = "counts tokens from the first query of a chunk and the first key of its document"
+    yield f"the window of each document {longest}", in_document_chunks(geometry, True, True)
+    yield f"the window {first}", in_document_chunks(geometry, False, False)
+    yield f"the window {first}, and {longest}", in_document_chunks(geometry, False, True)
+
+
+def in_document_chunks(geometry: Geometry, at_end: bool, for_longest: bool) -> Booleans:
+    """Return the pairs [a, b, 1, i, j] within a window that is adjusted for the keys that a chunk gets.
+
+    The adjusted window is right if the last query and the last key are on its diagonal, and the numbers of keys are those
+    of the chunk's own document. ``at_end``: they are on its diagonal; otherwise the first query and the first key are.
+    ``for_longest``: the numbers of keys are those of the same chunk of the longest document.
+    """
+    assert geometry.documents is not None and geometry.window is not None
+    starts, token = np.array(geometry.documents), np.arange(geometry.tokens)
+    of = document_of(token, geometry.documents)
+    length = np.diff([*starts, geometry.tokens])[of]
+    size, inside = length // (2 * geometry.workers), token - starts[of]  # of a chunk
+    chunk, place = np.divmod(inside, size)
+    left, right = geometry.window
+    right = 0 if geometry.causal else right
+    far = geometry.tokens  # further than any token
+
+    def keys(size: Integers | int, length: Integers | int) -> Integers:
+        return np.minimum(length, size * (chunk + 1) + (far if right is None else right))
+
+    own = keys(size, length)
+    longest = keys(size.max(), length.max()) if for_longest else own
+    taken = size.max() if for_longest else size
+    more = longest - taken * (chunk + 1)  # keys after the chunk
+    diagonal = own - size + place if at_end else place
+    gap = inside[None, :] - diagonal[:, None]
+    pattern = (of[:, None] == of[None, :]) & (inside[None, :] < own[:, None])
     if left is not None:
         pattern &= gap >= -(left + more)[:, None]
     if right is not None:

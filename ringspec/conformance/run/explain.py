@@ -19,6 +19,7 @@ from ringspec.conformance.readout.block_words import (
     BLOCK,
     DENSE,
     GROUPS,
+    HEADS,
     OF_A_RING,
     RING,
     hint_without_ring,
@@ -51,6 +52,7 @@ from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
 from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.run.group_ring import rings_of_groups
+from ringspec.conformance.run.head_ring import rings_of_heads, sees_other_heads
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
@@ -90,7 +92,8 @@ class Explained:
     ``told``: the explanation. ``known``: id, title and links of the known bug with the same results; None if no known
     bug has them. ``unread``: why no problem could be run; '' otherwise. ``made_of``: 'ring'; 'dense' if the target
     claims only rings of one worker; 'block' if it claims only single blocks; 'groups' if it was read as a ring of groups
-    of workers. ``notes``: sentences about rows of a block without a visible key, or about these groups. ``claimed_not_read``: claimed values that no problem uses, by kind of claim.
+    of workers, 'heads' as one of groups of heads. ``notes``: sentences about rows of a block without a visible key, or
+    about these groups. ``claimed_not_read``: claimed values that no problem uses, by kind of claim.
     """
 
     runs: tuple[Run, ...]
@@ -183,6 +186,9 @@ def explain_target(target: Target, *, thorough: bool = False) -> Explained:
     claims = target.capabilities
     if computes_blocks(claims):
         return explain_block(target, thorough)
+    of_heads = next(filter(simple, explained_in_heads(target, thorough)), None)
+    if of_heads is not None:
+        return of_heads
     settings, reason = settings_for(claims)
     problems = (problem_of(setting, claims) for setting in settings)
     made_of = DENSE if claims.workers == (1,) else RING
@@ -205,6 +211,14 @@ def explained_in_groups(target: Target, thorough: bool) -> Iterator[Explained]:
         problems, reason = problems_for(ring.capabilities)
         runs = runs_of(ring, problems, thorough)
         yield explanation(ring, runs, reason, GROUPS, ring.notes)
+
+
+def explained_in_heads(target: Target, thorough: bool) -> Iterator[Explained]:
+    """Explain a target whose queries see keys of other heads as the ring that it may be; see :mod:`.head_ring`."""
+    for ring, problem in rings_of_heads(target):
+        if sees_other_heads(ring, problem):
+            runs = runs_of(ring, [problem], thorough)
+            yield explanation(ring, runs, "", HEADS, ring.notes)
 
 
 def not_read(claims: Capabilities, runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
@@ -274,7 +288,7 @@ def explanation(
     found = with_rest(found, [one.reading for one in adopted if one.reading is not None])
     proved_already = [id for id in found.explained if id not in own]
     found = proved(found, [(one.problem, one.outputs) for one in wrong], proved_already)
-    known = known_bug(target, found, wrong)
+    known = None if made_of == HEADS else known_bug(target, found, wrong)
     if known is not None and made_of in (BLOCK, DENSE) and OF_A_RING.search(known["title"]):
         known = None
     return Explained(runs, found, known, made_of=made_of, notes=tuple(dict.fromkeys(notes)))
