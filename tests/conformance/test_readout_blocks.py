@@ -35,9 +35,9 @@ IN_ONE_BLOCK = {
         SAME,
         BACKWARD + "dk and dv are added to those of key head h mod Hkv.",
     ),
-    "no mask": (FORWARD + "no pair is masked.", GRADIENT),
-    "no mask in the forward": (FORWARD + "no pair is masked.",),
-    "no mask in the backward": (BACKWARD + "no pair is masked.",),
+    "no mask": (FORWARD + "the causal mask is ignored (a window is kept).", GRADIENT),
+    "no mask in the forward": (FORWARD + "the causal mask is ignored (a window is kept).",),
+    "no mask in the backward": (BACKWARD + "the causal mask is ignored (a window is kept).",),
     "one key too many": (
         FORWARD + "the causal mask shows one key too many (key <= query + 1).",
         GRADIENT,

@@ -147,6 +147,27 @@ def test_sizes_of_tiles_with_the_same_mask_are_named_together():
     assert words == f"tiles of 5 queries and 2 or 3 keys {rule}"
     assert of_first_sizes(words) == f"tiles of 5 queries and 2 keys {rule}"
     assert with_more_sizes(words, "tiles of 5 queries and 4 keys are lost") == words
+    other = f"tiles of 4 queries and 4 keys {rule}"  # not 4 queries and 2 keys, which the words would say
+    assert with_more_sizes(words, other) == words
+
+
+def test_zigzag_masks_that_are_wrong_only_in_visible_pairs_of_chunks_are_those_of_loops():
+    W, half = 3, 4
+    geometry = Geometry(
+        W, "kv", 1, "zigzag", positions("zigzag", W, 2 * half), True, None, 2, 1, 0.3
+    )
+    in_chunks = "in pairs of chunks that"
+    found = {mask.words: mask.pattern for mask in masks_of(geometry) if in_chunks in mask.words}
+    after = {
+        f"the causal mask shows one key too many (key <= query + 1) {in_chunks} it does not hide": 1,
+        f"no pair is masked {in_chunks} the mask does not hide": W * 2 * half,
+    }
+    assert found.keys() == after.keys()
+    for words, more in after.items():
+        for a, b, _, i, j in np.ndindex(W, W, 1, 2 * half, 2 * half):
+            query, key = geometry.position[a, i], geometry.position[b, j]
+            shown = key // half <= query // half and key <= query + more
+            assert found[words][a, b, 0, i, j] == shown
 
 
 def test_a_fault_in_the_p_of_dq_alone_is_told_as_such():

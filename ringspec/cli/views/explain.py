@@ -57,7 +57,7 @@ def lines(name: str, spec: str, told: Explained, thorough: bool = False) -> list
             found.append(f"claimed, but not read: {left}. ringspec check tests them.")
         return found
     found += told.sentences
-    found += [f"Another change gives the same results: {one}" for one in told.alternatives]
+    found += [f"Another fault with the same results: {one}" for one in told.alternatives]
     count = len(told.told.explained) + len(told.told.others)
     if count:
         which = f"{count} of the {told.wrong} problems" if told.wrong > 1 else "the problem"
@@ -75,7 +75,7 @@ def lines(name: str, spec: str, told: Explained, thorough: bool = False) -> list
         found += [
             "",
             f"known bug: {told.known['title']} [{told.known['id']}]",
-            *told.known["links"],
+            *(f"reported: {link}" for link in told.known["links"]),
         ]
     return found
 

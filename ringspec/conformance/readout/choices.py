@@ -86,7 +86,7 @@ DROPS_IN_DS = ("right", "not in dp", "in p too", "in p, not in dp")
 DSINKS = ("right", "lse without the sinks", "without delta", "of all workers", "of p (1 - p)")
 DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p dp", "dp")
 # Ways that travelling gradients take by mistake, besides to a wrong worker.
-OPEN = "open chain"
+OPEN, BY_CAUSAL = "open chain", " by the causal mask"
 ROUTES = ("added", "kept if skipped", "lost if skipped", "not sent if skipped", OPEN)
 OF_ALL = (
     "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "routed", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "mixed", "padded", "other_o",
@@ -172,7 +172,8 @@ class Choices:
         'computed': all rows of which the causal mask hides no block's first key, whatever a window hides.
         ``started``: whether the running softmax starts with l = 1.
         ``dy_ones``: whether dy is taken as 1 everywhere.
-        ``routed``: the travelling gradients that take a wrong way between the workers, and the name of this way, one of ROUTES.
+        ``routed``: the travelling gradients that take a wrong way between the workers, and the name of this way, one of
+        ROUTES; those with "skipped" may end in BY_CAUSAL.
         ``uncleared``: the gradients whose buffers are not cleared; then 'steps' (or 'all steps', which skips no block) and the number of steps after which a
         buffer is used again; or 'tiles', or the ``blocks`` of :class:`Tiles`, and the size of a tile.
         ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.

@@ -38,10 +38,10 @@ FINISH_WORDS = {
     "not divided": "o is not divided by l",
     "divided twice": "o is divided by l twice",
     "divided by the last block's l": "o is divided only by the l of the last block",
-    "before the last merge": "o is the one before the last block was merged (lse is correct)",
+    "before the last merge": "o is the one from before the last step (lse is correct)",
     "divided by the first block's l": "o is divided only by the l of the first block",
     "multiplied by l": "o is multiplied by l instead of divided",
-    "divided by l before the last merge": "o is divided by the l from before the last block was merged (lse is correct)",
+    "divided by l before the last merge": "o is divided by the l from before the last step (lse is correct)",
 }
 
 LSE_GIVEN_WORDS = {
@@ -55,7 +55,7 @@ LSE_GIVEN_WORDS = {
     "times ln 2": "lse is multiplied by ln 2",
     "negative": "lse has the wrong sign",
     "last maximum": "lse is the maximum of the last block, not the running one, plus log l",
-    "before the last merge": "lse is the one before the last block was merged (o is correct)",
+    "before the last merge": "lse is the one from before the last step (o is correct)",
     "l": "lse is l, not the maximum plus log l",
     "scaled maximum": "the maximum in lse, which is scaled already, is multiplied by the scale again",
     "twice the maximum": "lse contains the maximum twice",
@@ -68,8 +68,8 @@ LSE_GIVEN_WORDS = {
     "unscaled maximum in base 2": "the maximum in lse is divided by ln 2 and not scaled",
     "log l times ln 2": "the log l in lse is multiplied by ln 2, and the maximum is not",
     "log1p l": "lse is the maximum plus log(1 + l)",
-    "old maximum": "the maximum in lse is the one before the last block was merged (o and l are correct)",
-    "old l": "the l in lse is the one before the last block was merged (o and the maximum are correct)",
+    "old maximum": "the maximum in lse is the one from before the last step (o and l are correct)",
+    "old l": "the l in lse is the one from before the last step (o and the maximum are correct)",
     "last l": "the l in lse is that of only the last block",
     "times scale": "lse is multiplied by the scale",
     "divided by scale": "lse is divided by the scale",

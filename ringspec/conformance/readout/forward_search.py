@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.part_search import lses_that_fit, of_lse
 from ringspec.conformance.readout.places import FROM_STEP_1, Place, Places
-from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.reader import Reader, of_feature
 from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
 
@@ -164,6 +165,36 @@ def explaining_lse(reader: Reader, seen: Seen, choices: Choices) -> list[Fault]:
     return sorted(found, key=lambda fault: fault.cost)
 
 
+@dataclass
+class Attempts:
+    """Predicts what a fault gives besides those in ``choices``; ``of_feature``: one of the problem's feature gives everything."""
+
+    reader: Reader
+    seen: Seen
+    predict: Predict
+    choices: Choices
+    of_feature: bool = False
+
+    def __call__(self, fault: Fault) -> Match:
+        def predicted() -> Match:
+            return self.predict(fault.applied(self.choices))
+
+        if fault.place.words:
+            found = predicted()
+        else:
+            what = "o" if self.seen.lse is None else "match"
+            found = self.reader.once(what, fault.kind, self.choices, predicted)
+        self.of_feature |= found.whole and of_feature(fault.kind)
+        return found
+
+    def may_go_on(self, kind: Kind) -> bool:
+        """Tell whether a kind is still tried.
+
+        A problem of a feature is run only if the ring is right without it, so other kinds would be refuted.
+        """
+        return self.reader.model.may_go_on() and (of_feature(kind) or not self.of_feature)
+
+
 def forward_faults(
     reader: Reader, seen: Seen, predict: Predict, choices: Choices, match: Match, last: bool
 ) -> Candidates:
@@ -176,18 +207,7 @@ def forward_faults(
     block do not depend on other blocks. So one evaluation with a kind applied everywhere shows where it helps.
     """
     kinds, places = reader.tried("forward")
-
-    def attempt(fault: Fault) -> Match:
-        def predicted() -> Match:
-            return predict(fault.applied(choices))
-
-        if fault.place.words:
-            return predicted()
-        found: Match = reader.once(
-            "o" if seen.lse is None else "match", fault.kind, choices, predicted
-        )
-        return found
-
+    attempt = Attempts(reader, seen, predict, choices)
     _, l, _, _ = blocks(reader.model, choices)
     nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
     shaped = np.asarray(np.all(match.alike["A"].all(axis=4) | nothing, axis=1))
@@ -197,7 +217,7 @@ def forward_faults(
     alike_in: dict[int, bool] = {}
     lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
     kinds_of_use = useful(reader, "forward", kinds, choices, {"": (ours, there)})
-    for kind in itertools.takewhile(reader.model.may_go_on, kinds_of_use):
+    for kind in itertools.takewhile(attempt.may_go_on, kinds_of_use):
         changes = kind.slots
         lse = of_lse(kind)
         if (

@@ -43,17 +43,19 @@ def masks_of(geometry: Geometry) -> list[Mask]:
 def with_more_sizes(words: str, more: str) -> str:
     """Return a rule about tiles with the sizes of another one added, as in 'tiles of 5 queries and 2 or 3 keys'.
 
-    ``words`` are returned as they are if ``more`` is not the same rule for other sizes.
+    ``words`` are returned as they are if ``more`` is not the same rule for other sizes, or if both numbers would have
+    several sizes: '2 or 3 queries and 2 or 3 keys' would say that all four combinations fit.
     """
     if SIZES.sub("", words) != SIZES.sub("", more):
         return words
-    pairs = iter(zip(SIZES.finditer(words), SIZES.finditer(more), strict=True))
-
-    def both(_: re.Match[str]) -> str:
-        sizes = " or ".join(one[0] for one in next(pairs)).split(" or ")
-        return " or ".join(dict.fromkeys(sizes))
-
-    return SIZES.sub(both, words)
+    every = [
+        dict.fromkeys(" or ".join((one[0], other[0])).split(" or "))
+        for one, other in zip(SIZES.finditer(words), SIZES.finditer(more), strict=True)
+    ]
+    if sum(len(sizes) > 1 for sizes in every) > 1:
+        return words
+    joined = iter(" or ".join(sizes) for sizes in every)
+    return SIZES.sub(lambda _: next(joined), words)
 
 
 def of_first_sizes(words: str) -> str:
@@ -144,6 +146,13 @@ def patterns_of_tiles(geometry: Geometry, right: Booleans) -> Iterator[Rule]:
             yield words, np.where(b > a, later, pattern), cost
 
 
+def with_a_visible_pair(right: Booleans, half: int) -> Booleans:
+    """Return all pairs [a, b, 1, i, j] of each chunk of queries and chunk of keys, of ``half`` tokens, that see any key."""
+    W = len(right)
+    chunks = right.reshape(W, W, 1, 2, half, 2, half).any(axis=(4, 6))
+    return np.asarray(np.repeat(np.repeat(chunks, half, axis=3), half, axis=4))
+
+
 def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
     window = geometry.window
     see = within_documents(geometry)
@@ -172,6 +181,12 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
         tile = "the causal mask compares slot numbers counted within half a block"
         yield Mask(tile, see(slot % half, slot % half, True, None))
     if geometry.layout == "zigzag":
+        seen_of_chunks = with_a_visible_pair(see(q, k, True, window), half)
+        more = "the causal mask shows one key too many (key <= query + 1) in pairs of chunks that it does not hide"
+        yield Mask(more, see(q, k, True, window, 1) & seen_of_chunks)
+        if window is None:
+            unmasked = "no pair is masked in pairs of chunks that the mask does not hide"
+            yield Mask(unmasked, see(q, k, False, None) & seen_of_chunks)
         for of, positions in (("key", k), ("query", q)):
             for number, which in enumerate(("first", "second")):
                 for by, words in ((half, "late"), (-half, "early")):

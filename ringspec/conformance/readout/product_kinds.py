@@ -5,11 +5,13 @@ A *share* is what one pair of tokens adds to a row of a gradient.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ringspec.conformance.readout.choices import (
+    BY_CAUSAL,
     DS_FORMS,
     DV_FORMS,
 )
@@ -244,12 +246,17 @@ def skipped_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> I
     if distinct and geometry.sees_all:
         return
     what = listing(names)
-    for way, words in {
-        "kept if skipped": f"in a skipped step, a worker drops the arriving {what} and sends its previous ones again",
-        "lost if skipped": f"in a skipped step, a worker sends zeros in place of the arriving {what}",
-        "not sent if skipped": f"in a skipped step, a worker sends no {what}, and the next one goes on with what it received last",
-    }.items():
-        yield Kind(words, (("routed", (*names, way)),), 1.1)
+    ways = {
+        "kept if skipped": f"a worker drops the arriving {what} and sends its previous ones again",
+        "lost if skipped": f"a worker sends zeros in place of the arriving {what}",
+        "not sent if skipped": f"a worker sends no {what}, and the next one goes on with what it received last",
+    }
+    # A kernel may skip the blocks that a causal mask hides, and compute those that a window hides.
+    steps = {"a skipped step": ""}
+    if geometry.window and geometry.causal or not distinct:
+        steps["a step that the causal mask alone skips"] = BY_CAUSAL
+    for (step, by), (way, words) in itertools.product(steps.items(), ways.items()):
+        yield Kind(f"in {step}, {words}", (("routed", (*names, way + by)),), 1.1)
 
 
 def buffer_kinds(geometry: Geometry, names: Sequence[str], distinct: bool) -> Iterator[Kind]:

@@ -30,6 +30,7 @@ from ringspec.conformance.readout.rounded_inputs import rounded_inputs
 from ringspec.conformance.readout.rounding import narrow_results
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, separate, told
 
+MOST_NAMED = 3  # problems in a sentence; one more if it is the last
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
 # They may be a short last tile.
@@ -285,8 +286,20 @@ def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
             said.append(words)
             against = [id for id in against if part in id]
     if against:
-        said.append(f"This does not hold in {', '.join(against)}, whose results are right.")
+        where, where_not = named(found.explained), named(against)
+        said.append(f"This holds in {where}, but not in {where_not}, whose results are right.")
     return tuple(said)
+
+
+def named(ids: Sequence[str]) -> str:
+    """Return the ids of some problems as part of a sentence; of many, only the first.
+
+    >>> named(["readout/a", "readout/b", "readout/c", "readout/d"])
+    'readout/a, readout/b and 2 others'
+    """
+    if len(ids) <= MOST_NAMED + 1:
+        return ", ".join(ids)
+    return f"{', '.join(ids[:MOST_NAMED])} and {len(ids) - MOST_NAMED} others"
 
 
 def with_others(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:

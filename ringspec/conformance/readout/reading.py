@@ -48,12 +48,12 @@ from ringspec.recipes import RECIPES
 MOST_SETS = 40
 EVALUATIONS_AGAIN = 13_000  # in all searches with the tolerance of 16-bit parts
 MATRICES = {
-    "A": "the weights of the forward",
+    "A": "the softmax weights in o",
     "lse": "lse",
-    "V": "the products of the weights with the values",
-    "P": "the weights of the backward",
-    "dS of dq": "dS as dq got it",
-    "dS of dk": "dS as dk got it",
+    "V": "the rest of o",
+    "P": "the softmax weights of the backward pass",
+    "dS of dq": "dS as used for dq",
+    "dS of dk": "dS as used for dk",
     "dS of bias": "dbias",
     "dsinks": "the gradient of the sinks",
 }

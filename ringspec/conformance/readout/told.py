@@ -33,7 +33,8 @@ OF_BATCHES = (
     (r"\b(query |key )?head\b", "batch entry"),
 )
 # A kind of fault in a problem with a window, and the same fault in a problem with only a causal mask.
-WITH_A_WINDOW = {"the causal mask is ignored and the window kept": "no pair is masked"}
+WITHOUT_CAUSAL = "the causal mask is ignored"
+WITH_A_WINDOW = {f"{WITHOUT_CAUSAL} and the window kept": "no pair is masked"}
 
 
 @dataclass(frozen=True)
@@ -133,29 +134,31 @@ def combined(readings: Sequence[Reading]) -> Told:
         return Told(left=tuple(unexplained(left)), shown_by=left[0].problem)
     first = explained[0]
     faults: list[Named] = []
-    sentences: list[str] = []
     alternatives: list[tuple[Named, ...]] = []
     best_sets: dict[str, tuple[Named, ...]] = {}
     for phase in ("forward", "backward"):
         found = getattr(first, phase)
-        if found is None:
-            continue
-        best, others = best_of(phase, found, explained)
-        best_sets[phase] = best
-        faults += best
-        in_words = [fault.told() for fault in best]
-        if found.base:
-            base = base_in_words(found.base, faults)
-            rounded = all(is_rounding(fault.kind) for fault in best)
-            in_words = [*in_words, base] if rounded else [base, *in_words]
-        sentences += in_words
-        alternatives += others
+        if found is not None:
+            best_sets[phase], others = best_of(phase, found, explained)
+            alternatives += others
 
     base = first.backward.base if first.backward else ""
 
     def same(one: Reading) -> bool:
         with_base = one.backward is None or one.backward.base == base
         return with_base and all(accounts(x, best, one) for x, best in best_sets.items())
+
+    windowed = any(keeps_window(one) for one in explained if same(one))
+    sentences: list[str] = []
+    for phase, best in best_sets.items():
+        faults += best
+        of_pass = getattr(first, phase).base
+        in_words = [(with_window(fault) if windowed else fault).told() for fault in best]
+        if of_pass:
+            said = base_in_words(of_pass, faults)
+            rounded = all(is_rounding(fault.kind) for fault in best)
+            in_words = [*in_words, said] if rounded else [said, *in_words]
+        sentences += in_words
 
     return Told(
         faults=tuple(faults),
@@ -171,6 +174,18 @@ def combined(readings: Sequence[Reading]) -> Told:
         hint=next((fault.hint for fault in faults if fault.hint), ""),
         shown_by=first.problem,
     )
+
+
+def keeps_window(one: Reading) -> bool:
+    """Tell whether a fault in a problem with a window is one that leaves the window."""
+    sets = [one.sets[0] for one in one.passes if one.sets]
+    return any(fault.kind in WITH_A_WINDOW for faults in sets for fault in faults)
+
+
+def with_window(fault: Named) -> Named:
+    """Return a fault of the causal mask in the words that are true with and without a window."""
+    kept = dict.fromkeys(WITH_A_WINDOW.values(), f"{WITHOUT_CAUSAL} (a window is kept)")
+    return dataclasses.replace(fault, kind=kept.get(fault.kind, fault.kind))
 
 
 def in_place_of(alternative: Sequence[Named], faults: Sequence[Named]) -> tuple[Named, ...]:

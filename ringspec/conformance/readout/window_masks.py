@@ -27,6 +27,7 @@ def window_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
     causal, (left, right) = geometry.causal, geometry.window
     if not causal:
         yield Mask("a causal mask is applied besides the window", see(q, k, True, geometry.window))
+        yield Mask("a causal mask is applied in place of the window", see(q, k, True, None))
     if causal:
         yield Mask("the window is ignored", see(q, k, True, None))
         yield Mask(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import OPEN, Choices, components, mixing
+from ringspec.conformance.readout.choices import BY_CAUSAL, OPEN, Choices, components, mixing
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.pairs import ELSEWHERE
 from ringspec.problem.model import Array, Booleans, Integers
@@ -130,10 +130,15 @@ def routes(model: Model, of_q: bool, way: str) -> Array:
     """Return [a, b, worker]: how often a block's shares are in the gradient that each worker has at the end.
 
     Every worker takes the gradient that has arrived, adds its share, and sends the gradient on. In *skipped* steps, the
-    mask hides the whole block. ``of_q``: the gradient is that of the queries.
+    mask hides the whole block; if ``way`` ends in BY_CAUSAL, the causal mask without a window. ``of_q``: the gradient is
+    that of the queries.
     """
     W, on = model.workers, model.geometry.direction
     computed = model.masks[0].any(axis=(2, 3, 4)) | (way == OPEN)
+    if way.endswith(BY_CAUSAL):
+        way, position = way.removesuffix(BY_CAUSAL), model.geometry.position
+        computed = position.max(axis=1)[:, None] >= position.min(axis=1)[None, :]
+        computed |= not model.geometry.causal
     held, arrived = np.zeros((2, W, W, W))
     for step in range(W + 1):  # after the last step, they have arrived at home
         for r in range(W):
