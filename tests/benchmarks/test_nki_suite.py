@@ -136,6 +136,15 @@ def test_small_sizes_come_first(tmp_path: Path):
     assert names == ["2]", "8]", "64]", "512]"]
 
 
+def test_inputs_drawn_without_a_seed_are_the_same_in_each_run(tmp_path: Path):
+    draw = "import numpy as np\n\n\ndef test_a():\n    raise ValueError(np.random.random())\n"
+    results = checkout(tmp_path, "test_draw", draw)
+    for _ in range(2):
+        program("run", tmp_path, "--out", results, "--again", "failed")
+    _, first, second = lines(results)
+    assert first["why"] == second["why"] != ""
+
+
 def test_a_file_that_cannot_be_collected_is_a_failure(tmp_path: Path):
     results = checkout(tmp_path, "test_broken", "import no_such_module\n")
     program("run", tmp_path, "--out", results)
