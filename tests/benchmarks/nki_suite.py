@@ -81,12 +81,17 @@ UPSTREAM = {
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Seed `random`, from which the suite draws the parameters of many tests, for each file.
+    """Seed `random` and NumPy, from which the suite draws the parameters of many tests, for each file.
 
     Without a seed the names and the number of the tests change with each run, so a run could not continue.
     """
     if isinstance(collector, pytest.Module):
-        random.seed(0)
+        _seed()
+
+
+def _seed() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 (the generator that the suite uses)
 
 
 @pytest.hookimpl(trylast=True)
@@ -186,8 +191,7 @@ def _run_one(item: pytest.Item, memory: float) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + int(memory * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    random.seed(0)  # some inputs are drawn from these two
-    np.random.seed(0)  # noqa: NPY002 (the generator that the suite uses)
+    _seed()  # some inputs are drawn, too
     item.config.option.output_directory = str(options.work / str(os.getpid()))
     code = 1
     try:

@@ -25,6 +25,7 @@ import random
 import signal
 import time
 import nki
+import numpy as np
 import pytest
 
 REFERENCE = "The size of tensor a (384) must match the size of tensor b (3) at non-singleton dimension 2"
@@ -52,7 +53,8 @@ def test_runs_out_of_memory():
     raise MemoryError
 
 @pytest.mark.parametrize("n", random.sample(range(10**9), 1))
-def test_drawn(n):
+@pytest.mark.parametrize("m", [int(np.random.randint(10**9))])
+def test_drawn(n, m):
     pass
 
 def test_sleeps():
