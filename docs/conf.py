@@ -37,7 +37,6 @@ exclude_patterns = [
     "_build",
     "_extra",
     "nki/official_suite_table.md",
-    "nki/official_suite_rerun_table.md",
     "reference/generated",
 ]
 # Texts for issues; docs/verdicts.py copies them beside the matrix.

@@ -1,10 +1,11 @@
 """Run the test suite of AWS's nki-library on the simulator, and write the table of docs/nki/official_suite.md.
 
-``run CHECKOUT --out FILE`` runs each test file of the checkout in a process of its own, and appends one JSON line per
-test to FILE. Tests that FILE already lists are not run again, so an interrupted run can continue. ``table FILE`` prints
-the table: module, passed, failed, races, failures of the library itself, slow, out of memory, skipped, not run, and why.
-A race is a test that ended with a RaceError; ``--warned FILE`` takes the results of a run with RINGSPEC_NKI_RACES=warn and says for how many of
-these tests the numbers are right.
+``run CHECKOUT --out FILE`` collects the tests of the checkout in one process, and runs each in a fork of it, ``--jobs``
+at once, those with small sizes first. It appends one JSON line per test to FILE; tests that have a result there are not
+run again, so an interrupted run can continue. A test that exceeds ``--memory`` is run again at the end, with the memory
+of eight processes. ``table FILE`` prints the table: module, passed, failed, races, failures of the library itself,
+slow, out of memory, skipped, not run, and why. A race is a test that ended with a RaceError; ``--warned FILE`` takes the
+results of a run with RINGSPEC_NKI_RACES=warn and says for how many of these tests the numbers are right.
 
 The checkout is not changed; its tests need the packages that its pyproject.toml lists in the extra ``test``.
 """
@@ -13,26 +14,30 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import json
+import math
 import os
 import random
 import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 
 TESTS = Path("test", "integration", "nkilib")
-RESULTS, SAMPLE, SECONDS = "NKI_SUITE_RESULTS", "NKI_SUITE_SAMPLE", "NKI_SUITE_SECONDS"
-
-
-class TooSlow(BaseException):
-    """A test took longer than the limit. Not an Exception, so that no test counts it as an expected failure."""
+OPTIONS = "NKI_SUITE_OPTIONS"
+TOGETHER = 8
+"""Tests that ran out of memory get the limits of this many processes when they are run again."""
 
 
 KINDS = ("passed", "failed", "race", "upstream", "slow", "memory", "skipped", "not run")
@@ -72,71 +77,159 @@ UPSTREAM = {
 }
 """Failures of the library or its tests: a pattern of the test's name, a new line and the message; and the reason."""
 
-# The hooks of the child processes, which load this file as a plugin.
+# The hooks of the process that runs the tests, which loads this file as a plugin.
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Seed `random`, from which the suite draws the parameters of many tests, for each file.
+    """Seed `random` and NumPy, from which the suite draws the parameters of many tests, for each file.
 
     Without a seed the names and the number of the tests change with each run, so a run could not continue.
     """
     if isinstance(collector, pytest.Module):
-        random.seed(0)
+        _seed()
+
+
+def _seed() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 (the generator that the suite uses)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests that have no result yet, or an evenly spaced sample of them; list all of them as not run."""
-    known = {line["test"]: line["outcome"] for line in read(Path(os.environ[RESULTS]))}
-    done = {test for test, outcome in known.items() if outcome != "not run"}
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """List the tests that have no result yet, and keep those of them that run: a sample, the small sizes first."""
+    options = _options()
+    known = {line["test"]: kind(line) for line in read(options.out)}
+    by_file: dict[Path, list[pytest.Item]] = defaultdict(list)
     for item in items:
+        skip = item.get_closest_marker("skip")
         if item.nodeid not in known:
-            _append({"test": item.nodeid, "outcome": "not run", "seconds": 0, "why": ""})
-    wanted = int(os.environ[SAMPLE])
-    runs = [item for item in items if not item.get_closest_marker("skip")]
-    if wanted and len(runs) > wanted:
-        kept = {runs[i * len(runs) // wanted].nodeid for i in range(wanted)}
-        skipped = [item for item in items if item.get_closest_marker("skip")]
-        items[:] = [item for item in runs if item.nodeid in kept] + skipped
-    items[:] = [item for item in items if item.nodeid not in done]
+            why = skip.kwargs.get("reason", "") if skip else ""
+            options.append(item.nodeid, "skipped" if skip else "not run", why=why)
+        if not skip:
+            by_file[item.path].append(item)
+    again = {"not run", *options.again}
+    order: dict[pytest.Item, float] = {}
+    for runs in by_file.values():
+        n = min(options.sample or len(runs), len(runs))
+        kept = sorted((runs[i * len(runs) // n] for i in range(n)), key=size)
+        order |= {item: i / n for i, item in enumerate(kept)}
+    wanted = [item for item in order if known.get(item.nodeid, "not run") in again]
+    items[:] = sorted(wanted, key=order.__getitem__)  # all files advance alike
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Stop a test after the time limit."""
+def size(item: pytest.Item) -> int:
+    """Return the product of the numbers in a test's parameters, by which the time of tests is guessed."""
+    parameters = item.nodeid.partition("[")[2]
+    return math.prod(int(number) for number in re.findall(r"\d+", parameters) if int(number))
 
-    def stop(*_: object) -> None:
-        raise TooSlow
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(int(os.environ[SECONDS]))
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """List a file that cannot be collected as one failed test."""
+    if report.failed:
+        _options().append(report.nodeid, "failed", why=f"not collected: {report.longrepr}"[-2000:])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool:
+    """Run the tests, each in a process of its own, and those that ran out of memory again."""
+    options = _options()
+    gc.freeze()  # so that a collection in a child does not copy the pages of its parent
+    _run_all(session.items, options.jobs, options.memory)
+    if options.memory and options.jobs > 1:
+        outcomes = {line["test"]: kind(line) for line in read(options.out)}
+        again = [item for item in session.items if outcomes[item.nodeid] == "memory"]
+        together = min(TOGETHER, options.jobs)
+        _run_all(again, options.jobs // together, options.memory * together)
+    return True
+
+
+def _run_all(items: list[pytest.Item], jobs: int, memory: float) -> None:
+    options = _options()
+    running: dict[int, tuple[pytest.Item, float]] = {}
+    waiting = items[::-1]
+    while waiting or running:
+        while waiting and len(running) < jobs and time.time() < options.end:
+            item = waiting.pop()
+            child = os.fork()
+            if not child:
+                _run_one(item, memory)
+            running[child] = item, time.time()
+        if not running:
+            return  # the time is up
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child:
+            item, start = running.pop(child)
+            shutil.rmtree(options.work / str(child), ignore_errors=True)
+            if status:
+                _append_end(item, status, time.time() - start)
+            continue
+        for late_child, (_, start) in running.items():
+            if time.time() - start >= options.seconds:
+                os.kill(late_child, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _append_end(item: pytest.Item, status: int, seconds: float) -> None:
+    """Append the result of a test whose process ended without one."""
+    options = _options()
+    why = f"the process ended with status {os.waitstatus_to_exitcode(status)}"
+    if status == signal.SIGKILL and seconds >= options.seconds:
+        options.append(item.nodeid, "slow", seconds, f"slower than {options.seconds} s")
+    elif status == signal.SIGKILL:  # by the system, because its memory is full
+        options.append(item.nodeid, "failed", seconds, f"MemoryError: {why}")
+    else:
+        options.append(item.nodeid, "failed", seconds, why)
+
+
+def _run_one(item: pytest.Item, memory: float) -> None:
+    """Run one test in this process, a fork, and end it."""
+    options = _options()
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+    if memory:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + int(memory * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    _seed()  # some inputs are drawn, too
+    item.config.option.output_directory = str(options.work / str(os.getpid()))
+    code = 1
     try:
-        yield
-    except TooSlow:
-        pytest.fail(f"slower than {os.environ[SECONDS]} s", pytrace=False)
+        reports = runtestprotocol(item, log=False, nextitem=None)
+        bad = [report for report in reports if not report.passed]
+        told = bad[0] if bad else reports[-1]
+        seconds = sum(report.duration for report in reports)
+        options.append(item.nodeid, told.outcome, seconds, _reason(told) if bad else "")
+        code = 0
+    except BaseException as error:
+        options.append(item.nodeid, "failed", why=f"{type(error).__name__}: {error}")
+        code = 0
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        os._exit(code)
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Append the result of a test to the file of results."""
-    if report.when != "call" and report.outcome == "passed":
-        return
-    line = {
-        "test": report.nodeid,
-        "outcome": report.outcome,
-        "seconds": round(report.duration, 2),
-        "why": "" if report.passed else _reason(report),
-    }
-    if re.search(r"^(Failed: )?slower than \d+ s$", line["why"], re.MULTILINE):
-        line["outcome"] = "slow"
-    _append(line)
+class Options(NamedTuple):
+    """What the process that runs the tests has to know."""
+
+    out: Path
+    work: Path
+    sample: int
+    seconds: int
+    jobs: int
+    memory: float
+    end: float
+    again: list[str]
+
+    def append(self, test: str, outcome: str, seconds: float = 0, why: str = "") -> None:
+        """Append a result to the file of results."""
+        line = {"test": test, "outcome": outcome, "seconds": round(seconds, 2), "why": why}
+        with open(self.out, "ab", buffering=0) as file:  # one write, as several processes append
+            file.write(f"{json.dumps(line)}\n".encode())
 
 
-def _append(line: dict[str, Any]) -> None:
-    with open(os.environ[RESULTS], "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+def _options() -> Options:
+    given = json.loads(os.environ[OPTIONS])
+    return Options(**(given | {"out": Path(given["out"]), "work": Path(given["work"])}))
 
 
 def _reason(report: pytest.TestReport) -> str:
@@ -151,54 +244,38 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the test files of the checkout: each in a process of its own, or all in ``jobs`` processes."""
+    """Run the tests of the checkout."""
     checkout = arguments.checkout.resolve()
     out = arguments.out.resolve()
     if not (checkout / TESTS).is_dir():
         print(f"no directory {checkout / TESTS}: pass a checkout of nki-library", file=sys.stderr)
         return 2
     out.touch()
+    work = out.parent / (out.stem + "-artifacts")
+    options = {name: getattr(arguments, name) for name in ("sample", "seconds", "jobs", "memory")}
+    options |= {"out": str(out), "work": str(work), "again": arguments.again.split(",")}
+    options["end"] = time.time() + arguments.until
+    path = [checkout / "src", checkout / "src" / "nkilib_src", Path(__file__).parent]
     environment = os.environ | {
-        RESULTS: str(out),
-        SAMPLE: str(arguments.sample),
-        SECONDS: str(arguments.seconds),
-        "PYTHONPATH": os.pathsep.join(
-            [
-                str(checkout / "src"),
-                str(checkout / "src" / "nkilib_src"),
-                str(Path(__file__).parent),
-            ]
-        ),
+        OPTIONS: json.dumps(options),
+        "PYTHONPATH": os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",  # some parameters are drawn from sets
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
     }
-    files = [
-        str(file.relative_to(checkout))
-        for file in sorted((checkout / TESTS).rglob("test_*.py"))
-        if not arguments.module or re.search(arguments.module, str(file.relative_to(checkout)))
-    ]
-    work = out.parent / (out.stem + "-artifacts")
-    options = [
-        "-q",
-        "-p",
-        "nki_impl.sim.pytest_plugin",
-        "-p",
-        "nki_suite",
-        "-p",
-        "no:cacheprovider",
-    ]
-    options += ["--tb=short", "--show-capture=no", "--test-mode", "simulation"]
-    options += ["--force-local-cleanup", "--platform-target", arguments.target]
-    options += ["--output-directory", str(work), "-o", f"artifacts_dir={work}"]
-    if arguments.jobs > 1:
-        options += ["-n", str(arguments.jobs), "--dist=load", "--maxschedchunk=1"]
-    for part in [files] if arguments.jobs > 1 else [[file] for file in files]:
-        print(*part, sep="\n", flush=True)
-        command = [sys.executable, "-m", "pytest", *options, *part]
-        with open(out.with_suffix(".log"), "a", encoding="utf-8") as log:
-            subprocess.run(
-                command, cwd=checkout, env=environment, stdout=log, stderr=log, check=False
-            )
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "--tb=short", "-p", "no:cacheprovider"]
+    command += ["-p", "nki_impl.sim.pytest_plugin", "-p", "nki_suite"]
+    command += ["--continue-on-collection-errors", "--test-mode", "simulation"]
+    command += ["--force-local-cleanup", "--platform-target", arguments.target]
+    command += ["--output-directory", str(work), "-o", f"artifacts_dir={work}"]
+    for file in sorted((checkout / TESTS).rglob("test_*.py")):
+        if re.search(arguments.module, str(file.relative_to(checkout))):
+            command.append(str(file.relative_to(checkout)))
+    with open(out.with_suffix(".log"), "a", encoding="utf-8") as log:
+        subprocess.run(command, cwd=checkout, env=environment, stdout=log, stderr=log, check=False)
+    shutil.rmtree(work, ignore_errors=True)
+    print(", ".join(f"{n} {name}" for name, n in Counter(map(kind, read(out))).most_common()))
     return 0
 
 
@@ -208,8 +285,15 @@ def read(path: Path) -> list[dict[str, Any]]:
     return list({line["test"]: line for line in lines}.values())
 
 
-def _is_upstream(line: dict[str, Any]) -> bool:
-    return any(re.search(pattern, f"{line['test']}\n{line['why']}") for pattern in UPSTREAM)
+def kind(line: dict[str, Any]) -> str:
+    """Return the column of the table that a result belongs to."""
+    if line["outcome"] != "failed":
+        return str(line["outcome"])
+    if any(re.search(pattern, f"{line['test']}\n{line['why']}") for pattern in UPSTREAM):
+        return "upstream"
+    if "RaceError" in line["why"]:
+        return "race"
+    return "memory" if re.search(OUT_OF_MEMORY, line["why"]) else "failed"
 
 
 def summary(why: str) -> str:
@@ -229,14 +313,9 @@ def table(arguments: argparse.Namespace) -> int:
     races: Counter[str] = Counter()
     for line in results:
         name = re.sub(r"^.*nkilib/|\.py::.*$", "", line["test"])
-        outcome = line["outcome"]
-        if outcome == "failed" and _is_upstream(line):
-            outcome = "upstream"
-        elif outcome == "failed" and "RaceError" in line["why"]:
-            outcome = "race"
+        outcome = kind(line)
+        if outcome == "race":
             races[warned_outcomes.get(line["test"], "not run")] += 1
-        elif outcome == "failed" and re.search(OUT_OF_MEMORY, line["why"]):
-            outcome = "memory"
         modules[name][outcome] += 1
         if outcome == "failed":
             reasons[name][summary(line["why"])] += 1
@@ -249,9 +328,11 @@ def table(arguments: argparse.Namespace) -> int:
         why = "; ".join(f"{n} x `{text}`" for text, n in reasons[name].most_common(4))
         print(f"| `{name}` | {_cells(counts)} | {why.replace('|', '/')} |")
     print(f"| all | {_cells(total)} | |")
-    decided = total["passed"] + total["failed"]
+    passed, decided = total["passed"], total["passed"] + total["failed"]
+    share, strict = (100 * passed / max(1, n) for n in (decided, decided + total["race"]))
     print(
-        f"\n{total['passed']} of {decided} tests that ran to their end passed; races are counted apart."
+        f"\n{passed} of {decided} tests that ran to their end passed ({share:.1f} %); "
+        f"{strict:.1f} % if races fail."
     )
     if warned:
         counts = ", ".join(f"{races[outcome]} {outcome}" for outcome in sorted(races))
@@ -272,15 +353,24 @@ def main() -> int:
     one.add_argument(
         "--out", type=Path, required=True, help="file of results, one JSON line per test"
     )
-    one.add_argument("--module", help="regular expression: only test files whose path matches")
+    one.add_argument(
+        "--module", default="", help="regular expression: only test files whose path matches"
+    )
     one.add_argument(
         "--sample", type=int, default=0, help="at most this many tests of a file; 0: all"
     )
     one.add_argument(
         "--seconds", type=int, default=120, help="time limit of a test; then it counts as slow"
     )
+    one.add_argument("--jobs", type=int, default=1, help="tests that run at once")
     one.add_argument(
-        "--jobs", type=int, default=1, help="processes; more than 1 needs pytest-xdist"
+        "--memory", type=float, default=0, help="GiB of address space for a test; 0: no limit"
+    )
+    one.add_argument(
+        "--until", type=float, default=math.inf, help="start no test after this many seconds"
+    )
+    one.add_argument(
+        "--again", default="", help="run tests with these outcomes again: slow,memory,failed"
     )
     one.add_argument("--target", default="trn2", help="trn2 or trn3")
     one.set_defaults(call=run)
