@@ -294,8 +294,8 @@ def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
 def named(ids: Sequence[str]) -> str:
     """Return the ids of some problems as part of a sentence; of many, only the first.
 
-    >>> named(["readout/a", "readout/b", "readout/c", "readout/d"])
-    'readout/a, readout/b and 2 others'
+    >>> named(["readout/a", "readout/b", "readout/c", "readout/d", "readout/e"])
+    'readout/a, readout/b, readout/c and 2 others'
     """
     if len(ids) <= MOST_NAMED + 1:
         return ", ".join(ids)
