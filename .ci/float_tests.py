@@ -5,9 +5,9 @@
     python .ci/float_tests.py --only 'Haswell*' tests/fast -k bits
 
 Each arrangement (.ci/arrangements.py) is one pytest in a separate process, as many at once as there are cores: those
-with two threads as well, because idle threads sleep. In the end that process says what BLAS and NumPy used. An
-arrangement that this processor lacks is named and left out, and so is the one that the leg ``tests`` runs. Exit code 1
-where a test failed or an arrangement was not in force.
+with two threads as well, because idle threads sleep; the one with most tests has two. In the end that process says what
+BLAS and NumPy used. An arrangement that this processor lacks is named and left out, and so is the one that the leg
+``tests`` runs. Exit code 1 where a test failed or an arrangement was not in force.
 
 One arrangement runs all tests but those marked slow and those below, so a new file is in by itself. The others repeat a
 few files and folders.
@@ -133,13 +133,17 @@ def arguments_of(few: bool, threads: int, whole: bool, given: list[str]) -> list
     ['-q', '-n', '0', '-p', 'no:cacheprovider', '-k', 'bits']
     >>> arguments_of(True, 2, False, [])[-3:]
     ['tests/fast', 'tests/rings', 'tests/spec']
+    >>> arguments_of(False, 1, False, [])[:3]
+    ['-q', '-n', '2']
     """
+    # The arrangement that runs most tests would go on alone, after all others. Its two processes inherit its environment.
+    processes = "0" if few or whole or given else "2"
     chosen = [f"--ignore={path}" for path in LEFT_OUT]
     if few:
         chosen += REPEATED_WITH_THREADS if threads > 1 else REPEATED
     if whole or any((ROOT / one).exists() for one in given):
         chosen = []
-    return ["-q", "-n", "0", "-p", "no:cacheprovider", *chosen, *given]
+    return ["-q", "-n", processes, "-p", "no:cacheprovider", *chosen, *given]
 
 
 def most_tested(there: Iterable[Arrangement], own: set[str]) -> str:
