@@ -154,11 +154,7 @@ def from_first_keys(geometry: Geometry, window: Window) -> Booleans:
     more = after if right is None else np.minimum(after, right)
     gap = (token[None, :] - first[:, None]) - (token - begin)[:, None]
     pattern = (token[None, :] >= first[:, None]) & (token[None, :] < (begin + size + more)[:, None])
-    if left is not None:
-        pattern &= gap >= -(left + more)[:, None]
-    if right is not None:
-        pattern &= gap <= (right - more)[:, None]
-    return paired(geometry, pattern)
+    return paired(geometry, pattern & within(gap + more[:, None], (left, right)))
 
 
 def windows_of_document_chunks(geometry: Geometry) -> Iterator[tuple[str, Booleans]]:
@@ -196,17 +192,12 @@ def in_document_chunks(geometry: Geometry, at_end: bool, for_longest: bool) -> B
         return np.minimum(length, size * (chunk + 1) + (far if right is None else right))
 
     own = keys(size, length)
-    longest = keys(size.max(), length.max()) if for_longest else own
-    taken = size.max() if for_longest else size
-    more = longest - taken * (chunk + 1)  # keys after the chunk
+    counted = (size.max(), length.max()) if for_longest else (size, length)
+    more = keys(*counted) - counted[0] * (chunk + 1)  # keys after the chunk
     diagonal = own - size + place if at_end else place
     gap = inside[None, :] - diagonal[:, None]
     pattern = (of[:, None] == of[None, :]) & (inside[None, :] < own[:, None])
-    if left is not None:
-        pattern &= gap >= -(left + more)[:, None]
-    if right is not None:
-        pattern &= gap <= (right - more)[:, None]
-    return paired(geometry, pattern)
+    return paired(geometry, pattern & within(gap + more[:, None], (left, right)))
 
 
 def paired(geometry: Geometry, pattern: Booleans) -> Booleans:

@@ -8,11 +8,11 @@ groups, and often no simple one between workers. The target is the program under
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringspec.conformance.readout.problems import LAYOUTS
 from ringspec.conformance.run.call import ask, outputs_of
@@ -22,6 +22,7 @@ from ringspec.conformance.target.protocol import Call, Result, Target
 from ringspec.problem.model import Integers
 
 SIZES = (2, 3)  # workers in a group
+Rearrange = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 READ = ("scale", "softcap", "dlse")  # features that need no other tensors than q, k, v, dy and dlse
 
 
@@ -53,21 +54,34 @@ class RingOfGroups:
     def run(self, call: Call) -> Result:
         """Give the groups' tokens to their workers, in the order of the sequence, and put the results back."""
         assert call.index_q is not None
-        workers, claims = call.workers * self.size, self.target.capabilities
-        token = call.index_q.ravel()
+        workers, token = call.workers * self.size, call.index_q.ravel()
 
-        def arranged(shards: Any, order: Integers, parts: int) -> tuple[Any, ...]:
-            return tuple(np.split(np.concatenate(shards, axis=2)[:, :, order], parts, axis=2))
+        def arranged(order: Integers, parts: int) -> Rearrange:
+            return lambda shards: np.split(
+                np.concatenate(shards, axis=2)[:, :, order], parts, axis=2
+            )
 
-        given = {name: arranged(x, np.argsort(token), workers) for name, x in call.tensors.items()}
-        table = np.arange(token.size).reshape(workers, -1)
-        asked = dataclasses.replace(
-            call, workers=workers, tensors=given, layout=LAYOUTS[0], circulation="gather",
-            index_q=table, index_k=table, position_q=table[:, None], position_k=table[:, None],
-        )  # fmt: skip
-        result, _ = ask(self.target, as_seen(asked, claims))
-        found = outputs_of(result, asked, claims)
-        return Result(**{name: arranged(x, token, call.workers) for name, x in found.items()})
+        there, back = arranged(np.argsort(token), workers), arranged(token, call.workers)
+        return run_gathered(self.target, call, workers, there, back)
+
+
+def run_gathered(
+    target: Target, call: Call, workers: int, there: Rearrange, back: Rearrange
+) -> Result:
+    """Run a call on ``workers`` workers that gather the keys of contiguous shards.
+
+    ``there`` rearranges the shards of each tensor for these workers, and ``back`` those of each result for the call.
+    """
+    claims = target.capabilities
+    given = {name: tuple(there(x)) for name, x in call.tensors.items()}
+    table = np.arange(sum(x.shape[2] for x in given["q"])).reshape(workers, -1)
+    asked = dataclasses.replace(
+        call, workers=workers, tensors=given, layout=LAYOUTS[0], circulation="gather",
+        index_q=table, index_k=table, position_q=table[:, None], position_k=table[:, None],
+    )  # fmt: skip
+    result, _ = ask(target, as_seen(asked, claims))
+    found = outputs_of(result, asked, claims)
+    return Result(**{name: tuple(back(x)) for name, x in found.items()})
 
 
 def rings_of_groups(target: Target) -> Iterator[RingOfGroups]:
@@ -83,16 +97,23 @@ def rings_of_groups(target: Target) -> Iterator[RingOfGroups]:
 
 
 def claims_of(claims: Capabilities, groups: int, layout: str) -> Capabilities:
-    """Return the claims of a ring of ``groups`` groups, as far as readouts use them."""
+    """Return the claims of a ring of ``groups`` groups of workers, as far as readouts use them."""
+    return dataclasses.replace(
+        claims_of_ring(claims, groups),
+        layouts=(layout,),
+        tokens_multiple=2 * claims.tokens_multiple,
+        features=tuple(x for x in claims.features if x in READ),
+    )
+
+
+def claims_of_ring(claims: Capabilities, workers: int) -> Capabilities:
+    """Return the claims of a target that is read as a KV ring of so many ``workers``."""
     return dataclasses.replace(
         claims,
         operations=tuple(x for x in claims.operations if x.startswith("ring-")),
-        layouts=(layout,),
         circulations=("kv",),
         directions=(1,),
-        workers=(groups,),
-        tokens_multiple=2 * claims.tokens_multiple,
-        features=tuple(x for x in claims.features if x in READ),
+        workers=(workers,),
         schemes=(),
         meshes=None,
         axes="BHSD",

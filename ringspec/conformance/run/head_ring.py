@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -25,8 +24,8 @@ from ringspec.conformance.readout.problems import (
 )
 from ringspec.conformance.readout.reading import joined
 from ringspec.conformance.run.call import Stop, ask, outputs_of
+from ringspec.conformance.run.group_ring import Rearrange, claims_of_ring, run_gathered
 from ringspec.conformance.target.capabilities import Capabilities
-from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Call, Result, Target
 from ringspec.formats import load
 
@@ -53,21 +52,15 @@ class RingOfHeads:
 
     def run(self, call: Call) -> Result:
         """Give all groups' heads to every worker, with the worker's part of the tokens, and put the results back."""
-        workers, claims = call.workers, self.target.capabilities
-
-        def exchanged(shards: Any, joined: int, divided: int) -> tuple[Any, ...]:
-            return tuple(np.split(np.concatenate(shards, axis=joined), workers, axis=divided))
-
-        given = {name: exchanged(x, 1, 2) for name, x in call.tensors.items()}
-        table = np.arange(call.worker("q", 0).shape[2]).reshape(workers, -1)
         terms = {name: x for name, x in call.terms.items() if name != "cu_seqlens"}
-        asked = dataclasses.replace(
-            call, tensors=given, terms=terms, layout=LAYOUTS[0], circulation="gather",
-            index_q=table, index_k=table, position_q=table[:, None], position_k=table[:, None],
-        )  # fmt: skip
-        result, _ = ask(self.target, as_seen(asked, claims))
-        found = outputs_of(result, asked, claims)
-        return Result(**{name: exchanged(x, 2, 1) for name, x in found.items()})
+
+        def exchanged(joined: int, divided: int) -> Rearrange:
+            return lambda shards: np.split(
+                np.concatenate(shards, axis=joined), call.workers, axis=divided
+            )
+
+        whole = dataclasses.replace(call, terms=terms)
+        return run_gathered(self.target, whole, call.workers, exchanged(1, 2), exchanged(2, 1))
 
 
 def rings_of_heads(target: Target) -> Iterator[tuple[RingOfHeads, Problem]]:
@@ -98,17 +91,9 @@ def sees_other_heads(ring: RingOfHeads, problem: Problem) -> bool:
 def claims_of(claims: Capabilities, groups: int) -> Capabilities:
     """Return the claims of a ring of ``groups`` groups of heads, as far as readouts use them."""
     return dataclasses.replace(
-        claims,
-        operations=tuple(x for x in claims.operations if x.startswith("ring-")),
-        circulations=("kv",),
-        directions=(1,),
-        workers=(groups,),
+        claims_of_ring(claims, groups),
         masks=(*claims.masks, "documents"),
         kv_heads_multiple=1,
         tokens_multiple=int(np.lcm(groups, claims.tokens_multiple)),
         features=(),
-        schemes=(),
-        meshes=None,
-        axes="BHSD",
-        recipe=None,
     )
