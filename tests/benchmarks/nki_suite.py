@@ -131,7 +131,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool:
-    """Run the tests, each in a process of its own, and those that ran out of memory again."""
+    """Run the tests, each in a separate process, and those that ran out of memory again."""
     options = _options()
     gc.freeze()  # so that a collection in a child does not copy the pages of its parent
     _run_all(session.items, options.jobs, options.memory)

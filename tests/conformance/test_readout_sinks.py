@@ -115,9 +115,8 @@ def test_a_fault_of_sinks_in_the_forward_pass_is_named(name):
     found = told_of(Target(**faults), "sinks")
     assert found.explained
     assert words in [named(x) for x in found.forward.sets[0]]
-    if (
-        "worker" not in words
-    ):  # faults of the sinks are tried first, and others only if these explain nothing
+    # Faults of the sinks are tried first, and others only if these explain nothing.
+    if "worker" not in words:
         assert found.evaluations < 1000
 
 
