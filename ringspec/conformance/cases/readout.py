@@ -18,6 +18,7 @@ from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.cases.problems import Seen, judged
 from ringspec.conformance.readout.evidence import picture_of
 from ringspec.conformance.readout.problems import (
+    BANDED,
     CIRCULATIONS,
     FEATURES,
     REASON,
@@ -33,6 +34,7 @@ from ringspec.conformance.target.protocol import Call
 SMOKE = SETTINGS[:3]
 RULES = {
     "documents": ("MASK-5",),
+    BANDED: ("MASK-5",),
     "softcap": ("FWD-3",),
     "dlse": ("BWD-3", "RING-7"),
     "bias": ("FWD-1", "BWD-8", "RING-6"),
