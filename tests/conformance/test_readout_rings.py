@@ -238,6 +238,18 @@ def test_a_last_tile_that_begins_inside_the_one_before_is_named(clamped, passes,
     named(words, phase=passes[0], rows=3, clamped=clamped, passes=passes)
 
 
+@pytest.mark.parametrize(
+    ("end", "over"), [(None, ""), (8, ", in tiles over all keys of a block, also hidden ones")]
+)
+def test_such_tiles_of_visible_keys_are_told_from_tiles_over_all_keys_of_a_block(end, over):
+    words = (
+        f"the last tile of 3 keys begins inside the one before, whose last keys count twice{over}"
+    )
+    faults = {} if end is None else {"clamped_at": end}
+    told = told_of(clamped="keys", passes=("forward",), layouts=("striped",), **faults)
+    assert told.sentences[0] == f"In the forward pass, {words}."
+
+
 @pytest.mark.parametrize("order", [slow(read_in_order), slow(written_in_order)])
 def test_an_lse_of_packed_query_heads_in_the_wrong_order_is_named(order):
     how = order.__name__.split("_")[0]

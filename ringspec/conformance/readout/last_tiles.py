@@ -20,6 +20,7 @@ from ringspec.conformance.readout.tile_rules import LARGEST_TILE, needs_mask, si
 from ringspec.problem.model import Array, Booleans
 
 UNMASKED = " where no mask hides them"
+Tables = Callable[[int], Booleans]  # a table for each size of the tiles
 
 
 def short_tiles(right: Booleans) -> Iterator[tuple[str, Booleans]]:
@@ -99,23 +100,40 @@ def clamped_kinds(
     if phase == "backward":
         of += [("queries", names) for names in GRADIENTS[1:4]]
     for side, names in of:
-        for where, masked in ((" in blocks that need no mask", True), ("", False)):
-            made = partial(in_two_tiles, visible, side, masked)
+        some = partial(in_two_tiles, visible, visible, side, False)
+        whole = partial(in_two_tiles, visible, np.ones_like(visible), side, False)
+
+        def in_whole_blocks(size: int, some: Tables = some, whole: Tables = whole) -> Booleans:
+            table = whole(size)
+            return table & (not distinct or not np.array_equal(table, some(size)))
+
+        for where, made, cost in (
+            (
+                " in blocks that need no mask",
+                partial(in_two_tiles, visible, visible, side, True),
+                1.2,
+            ),
+            ("", some, 1.3),
+            (f", in tiles over all {side} of a block, also hidden ones", in_whole_blocks, 1.4),
+        ):
             for sizes, again in by_sizes(made, sizes_in(geometry.slots), distinct):
                 what = f" (for {listing(names)})" if phase == "backward" else ""
                 words = f"the last tile of {sizes} {side} begins inside the one before, whose last {side} count twice{where}{what}"
                 table = 1.0 + again
                 changes = at_counts(names, table) if phase == "backward" else (("count", table),)
-                yield Kind(words, changes, 1.2 if masked else 1.3)
+                yield Kind(words, changes, cost)
 
 
-def in_two_tiles(visible: Booleans, side: str, masked: bool, size: int) -> Booleans:
+def in_two_tiles(
+    visible: Booleans, computed: Booleans, side: str, masked: bool, size: int
+) -> Booleans:
     """Return the pairs [a, b, 1, i, j] that count twice if the last tile of a block is moved back until it is full.
 
-    ``masked``: blocks that need a mask are computed by other code, without this mistake.
+    ``computed``: the pairs that the tiles of a block contain. ``masked``: blocks that need a mask are computed by other
+    code, without this mistake.
     """
     axis = 4 if side == "keys" else 3
-    part = visible.any(axis=7 - axis, keepdims=True)
+    part = computed.any(axis=7 - axis, keepdims=True)
     count, number = part.sum(axis=axis, keepdims=True), np.cumsum(part, axis=axis)
     again = (number > count - size) & (number <= count - count % size) & (count % size > 0)
-    return np.asarray(again & (count > size) & part & ~(needs_mask(visible) & masked))
+    return np.asarray(again & (count > size) & part & visible & ~(needs_mask(visible) & masked))
