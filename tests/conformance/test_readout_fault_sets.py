@@ -93,3 +93,23 @@ def test_a_set_in_which_one_fault_undoes_another_is_not_found(second):
     found = explain(Counted(), lambda choices: None, predict, RIGHT, proposed, 100.0, most_faults=2)
     undone = bool((read == 1).any())
     assert found.faults == (() if undone else (first, second))
+
+
+def test_a_fault_that_another_problem_showed_is_tried_beside_those_that_explain_the_most_here():
+    """Neither fault is proposed beside the other, as if all that is read were still to be explained."""
+    known, here = fault("times", 2.0, (0,)), fault("count", 2.0, (1, 2))
+    read = composed(RIGHT, (known, here))
+
+    def predict(choices):
+        same = [np.broadcast_to(choices[x] == read[x], STEPS.shape) for x in ("times", "count")]
+        return Matched(bool(np.all(same)), int(np.sum(same)), {"same": np.array(same)})
+
+    def proposed(choices, match, last):
+        if not last and choices is RIGHT:
+            yield here, predict(here.applied(choices))
+
+    found = [
+        explain(Counted(), lambda choices: None, predict, RIGHT, proposed, 100.0, known=sets).faults
+        for sets in ([], [(known,)])
+    ]
+    assert found == [(), (known, here)]

@@ -95,7 +95,7 @@ def explain(
             tried += [one for one in started if len(one[0]) == depth + 1]
             tried.sort(key=search.best)
             if not whole and depth == 0:
-                whole, found = apart(search.of_two(tried), SIMPLE)
+                whole, found = apart(search.of_two(tried, known), SIMPLE)
                 spare = [*spare, *found]
         if whole or depth > 0 or not tried:
             whole = [*whole, *spare]
@@ -141,9 +141,13 @@ class Search:
                 break
         return whole, tried
 
-    def of_two(self, tried: Sequence[Chain]) -> list[Chain]:
-        """Return what explains everything with two of the kinds that explain the most alone, at their places or everywhere."""
-        best: dict[str, tuple[Fault, ...]] = {}
+    def of_two(self, tried: Sequence[Chain], known: Sequence[tuple[Fault, ...]]) -> list[Chain]:
+        """Return what explains everything with two of the kinds that explain the most alone, at their places or everywhere.
+
+        Single faults that other problems showed are among these, at their places.
+        """
+        alone = [faults for faults in known if len(faults) == 1][:MOST_KNOWN]
+        best: dict[str, tuple[Fault, ...]] = {one.kind.words: (one,) for (one,) in alone}
         for (fault,), _ in tried:
             if fault.kind.words not in best:
                 at = everywhere(fault), fault
