@@ -8,9 +8,9 @@ import pytest
 from ringspec.conformance.cases.noise import noise_call
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose import candidates as suspects
-from ringspec.conformance.diagnose.candidates import Suspect, standardised
+from ringspec.conformance.diagnose.candidates import Suspect, View, standardised
 from ringspec.conformance.diagnose.localise import localise
-from ringspec.conformance.diagnose.match import diagnose
+from ringspec.conformance.diagnose.match import by_coarse_distance, diagnose
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget, run_mutant
 from ringspec.conformance.diagnose.mutants.variants import USUAL, Way
 from ringspec.conformance.diagnose.summary import Diagnoser, kind_of, most_likely, must_fail
@@ -55,6 +55,24 @@ def test_a_known_bug_is_named_with_its_links(cases, id, recipe):
     assert id in (found["id"], *found["alike"]), found
     assert found["links"] == list(MUTANTS[found["id"]].links)
     assert found["distance"] < 3 and found["right_distance"] > 2 * found["distance"]
+
+
+@pytest.mark.parametrize("id", ["stale-keys", "dkv-not-home"])
+def test_suspects_come_in_order_of_the_distance_of_all_results(id):
+    """``stale-keys`` is wrong in both passes, ``dkv-not-home`` in the backward pass alone."""
+    call = noise_call("example", "bf16", 3, tokens=24, head_dim=8)
+    result = MutantTarget(MUTANTS[id], "bf16").run(call)
+    got = {name: getattr(result, name) for name in ("o", "lse", "dq", "dk", "dv")}
+    view = View(REFERENCES["bf16"].capabilities, call, got)
+    suspects = [Suspect(one) for one in MUTANTS.values() if one.applies(call)]
+    found = [one.mutant.id for one in by_coarse_distance([view], suspects)]
+    distances = [view.coarse(one) for one in suspects]
+    assert found == [suspects[n].mutant.id for n in np.argsort(distances, kind="stable")]
+    assert found[0] == id
+    # What the order saves rests on this: the forward pass contributes what it does to the whole.
+    for one in suspects:
+        alone, both = view.forward.of(one), view.of(one)
+        assert all(np.array_equal(alone[x], both[x], equal_nan=True) for x in alone), one.key
 
 
 def test_what_no_mutant_gives_is_no_known_bug_and_is_located(cases):

@@ -8,9 +8,11 @@ errors. Two results agree if they differ by no more than rounding; see :mod:`~ri
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +70,7 @@ class View:
     """One call with the target's results. Results of other programs for this call are computed once and kept."""
 
     def __init__(self, claims: Capabilities, call: Call, got: Outputs) -> None:
-        self.call = call
+        self.claims, self.call, self.results = claims, call, got
         self.recipe = recipe_for(claims, call.formats)
         due = due_of(call)
         self.formats = {name: due[name].format for name in got if name in due}
@@ -134,6 +136,18 @@ class View:
         """
         rms, _ = self.compared(self.of(suspect), self.noise(None))
         return sum(rms.values())
+
+    @cached_property
+    def forward(self) -> View | None:
+        """The same call without its backward pass; None if it has no backward pass, or no forward pass."""
+        if set(self.call.passes) != {"forward", "backward"}:
+            return None
+        call = dataclasses.replace(self.call, passes=("forward",))
+        return View(self.claims, call, {name: self.results[name] for name in self.formats})
+
+    def coarse_in_forward(self, suspect: Suspect) -> float:
+        """Return what the results of the forward pass contribute to :meth:`coarse`; 0 if the call does not have both passes."""
+        return 0.0 if self.forward is None else self.forward.coarse(suspect)
 
     def noise(self, suspect: Suspect | None) -> dict[str, list[Array]]:
         """Return sigma of each row, by tensor and worker, for a suspect (None: the correct program)."""

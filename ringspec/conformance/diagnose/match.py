@@ -30,6 +30,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -288,13 +289,9 @@ def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidat
 
     Suspects that do not change any result are left out.
     """
-    coarse = sorted(
-        ((sum(view.coarse(suspect) for view in views), n) for n, suspect in enumerate(suspects))
-    )
     taken: Counter[str] = Counter()
     found: list[Candidate] = []
-    for _, n in coarse:
-        suspect = suspects[n]
+    for suspect in by_coarse_distance(views, suspects):
         if len(found) == REFINED:
             break
         if taken[suspect.mutant.id] < OF_ONE:
@@ -302,6 +299,25 @@ def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidat
             found.append(placed(views, suspect))
     found.sort(key=lambda one: one.distance)
     return first_of_each([one for one in found if changes(views, one.suspect)])
+
+
+def by_coarse_distance(views: Sequence[View], suspects: Sequence[Suspect]) -> Iterator[Suspect]:
+    """Yield the suspects in order of their coarse distance; of those that are equally far, the first of ``suspects`` first.
+
+    A suspect's distance in the forward pass is at most its whole distance. So its backward pass, which takes longer, is
+    run only when no other suspect can be nearer.
+    """
+    left = [
+        (sum(view.coarse_in_forward(suspect) for view in views), n, False)
+        for n, suspect in enumerate(suspects)
+    ]
+    heapify(left)
+    while left:
+        _, n, whole = heappop(left)
+        if whole:
+            yield suspects[n]
+        else:
+            heappush(left, (sum(view.coarse(suspects[n]) for view in views), n, True))
 
 
 def first_of_each(found: Sequence[Candidate]) -> list[Candidate]:

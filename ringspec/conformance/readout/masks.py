@@ -25,9 +25,15 @@ from ringspec.problem.model import Booleans, Integers
 SIZES = re.compile(r"\b(\d+)(?: or \d+)*\b(?= queries| keys)")
 
 
-@lru_cache(maxsize=24)
 def masks_of(geometry: Geometry) -> list[Mask]:
     """Return all masks, the correct one first; of masks with the same pattern, only the first is kept."""
+    # Masks do not depend on the scale, in which a readout and its proof differ.
+    return made_masks(dataclasses.replace(geometry, scale=1.0, usual_scale=None))
+
+
+@lru_cache(maxsize=24)
+def made_masks(geometry: Geometry) -> list[Mask]:
+    """Make the masks of :func:`masks_of`."""
     left: list[Mask] = []
     known: dict[tuple[tuple[int, ...], bytes], int] = {}
     for mask in every_mask(geometry):

@@ -46,8 +46,23 @@ class Blocks:
         return len(self.queries)
 
 
+Known = tuple[Call, dict[str, Blocks]]  # a call, and its blocks by the format of the inputs
+LAST: dict[str, Known] = {}  # the last call: many mutants are run on one call, one after the other
+
+
 def blocks_of(call: Call, recipe: Recipe) -> Blocks:
-    """Return the blocks of a ring or block call."""
+    """Return the blocks of a ring or block call; they must not be changed in place."""
+    last = LAST.get("call")
+    if last is None or last[0] is not call:
+        last = LAST["call"] = (call, {})
+    known = last[1]
+    if recipe.inputs not in known:
+        known[recipe.inputs] = made_blocks(call, recipe)
+    return known[recipe.inputs]
+
+
+def made_blocks(call: Call, recipe: Recipe) -> Blocks:
+    """Return the blocks of a call that :func:`blocks_of` has not seen before."""
     assert call.index_q is not None and call.index_k is not None
     given = {
         name: whole(call, name) for name in ("q", "k", "v", "dy", "dlse") if name in call.tensors
