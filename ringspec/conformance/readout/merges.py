@@ -38,7 +38,7 @@ WRONG = {
     "o weights swapped": "the two weights of the merge are swapped for o (lse is correct)",
     "replaced": "the new block's result replaces the running result",
     "last wins": "the new block's o and l replace the running ones, and the maximum is the larger one",
-    "first wins": "the new block is dropped in the merge",
+    "first wins": "the merge keeps the earlier result and drops the new block",
     "o last wins": "the new block's o replaces the running o (l is correct)",
     "lse last wins": "the new block's l replaces the running l (o is accumulated)",
     "l not added": "the new block's l is not added to the running l (o is)",

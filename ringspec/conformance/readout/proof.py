@@ -15,6 +15,7 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.calls import expressible
 from ringspec.conformance.readout.hints import ROUNDING
 from ringspec.conformance.readout.infinite_rows import by_infinite_rows
+from ringspec.conformance.readout.kinds import listing
 from ringspec.conformance.readout.not_finite import NOT_FINITE, RESULTS
 from ringspec.conformance.readout.problems import (
     BACKWARDS,
@@ -239,21 +240,11 @@ def unrefuted(
     """Combine the readings of the problems that failed, without faults that would also show in problems that are right.
 
     ``right``: these problems, with the results of their two calls. If nothing else explains the problems that failed, the
-    faults are told, and so is where they do not hold.
+    faults are told.
     """
     if all(BATCHES in one.problem for one in readings) or not any(x.explained for x in readings):
         return told(readings)
-
-    def may_refute(id: str) -> bool:
-        # A ring whose keys travel says nothing of other circulations, which other code computes.
-        others = [part for part in OF_CIRCULATION if part in id]
-        return all(any(part in one.problem for one in readings) for part in others)
-
-    proofs = [
-        (problem.id, replay_of(problem.proof, outputs[1]))
-        for problem, outputs in right
-        if expressible(problem.proof) and BATCHES not in problem.id and may_refute(problem.id)
-    ]
+    proofs = [one for one in proofs_of(readings, right) if BATCHES not in one[0]]
     # Problems that got the faults of others say nothing about which of these faults it is; see with_others.
     # Faults that show with direction -1 alone are not refuted by what is right with direction 1.
     shown = [part for part in SHOWN_ONLY if all(part in one.problem for one in readings)]
@@ -273,8 +264,33 @@ def unrefuted(
         return BATCHES in one.problem or (one.explained and all_refuted(one, right_with(parts)))
 
     own = [one for one in readings if one.evaluations or not says_nothing(one)]
-    found = told([without_refuted(one, right_with(shown)) for one in own])
-    against = [id for id, proof in proofs if found.faults and refutes(proof, found)]
+    return told([without_refuted(one, right_with(shown)) for one in own])
+
+
+def proofs_of(
+    readings: Sequence[Reading], right: Sequence[tuple[Problem, Sequence[Outputs]]]
+) -> list[tuple[str, Replayed]]:
+    """Return the proofs of the problems that are ``right``, by id, as far as they say something about those that failed."""
+
+    def may_refute(id: str) -> bool:
+        # A ring whose keys travel says nothing of other circulations, which other code computes.
+        others = [part for part in OF_CIRCULATION if part in id]
+        return all(any(part in one.problem for one in readings) for part in others)
+
+    return [
+        (problem.id, replay_of(problem.proof, outputs[1]))
+        for problem, outputs in right
+        if expressible(problem.proof) and may_refute(problem.id)
+    ]
+
+
+def with_limits(
+    found: Told, readings: Sequence[Reading], right: Sequence[tuple[Problem, Sequence[Outputs]]]
+) -> Told:
+    """Say in which problems, whose results are right, the faults do not hold. The arguments are those of :func:`unrefuted`."""
+    if not found.faults or all(BATCHES in one.problem for one in readings):
+        return found
+    against = [id for id, proof in proofs_of(readings, right) if refutes(proof, found)]
     return dataclasses.replace(found, refuted=does_not_hold(found, against))
 
 
@@ -298,7 +314,7 @@ def named(ids: Sequence[str]) -> str:
     'readout/a, readout/b, readout/c and 2 others'
     """
     if len(ids) <= MOST_NAMED + 1:
-        return ", ".join(ids)
+        return listing(ids)
     return f"{', '.join(ids[:MOST_NAMED])} and {len(ids) - MOST_NAMED} others"
 
 

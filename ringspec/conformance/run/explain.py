@@ -41,6 +41,7 @@ from ringspec.conformance.readout.proof import (
     read_as,
     read_proven,
     unrefuted,
+    with_limits,
     with_others,
     with_rest,
 )
@@ -277,7 +278,8 @@ def explanation(
         return Explained((), unread=reworded(reason, made_of), made_of=made_of)
     wrong = [one for one in runs if one.reading is not None and not one.right]
     readings = [one.reading for one in wrong if one.reading is not None]
-    found = unrefuted(readings, [(one.problem, one.outputs) for one in runs if one.right])
+    right = [(one.problem, one.outputs) for one in runs if one.right]
+    found = unrefuted(readings, right)
     adopted = [
         one
         for one in wrong
@@ -288,6 +290,7 @@ def explanation(
     found = with_rest(found, [one.reading for one in adopted if one.reading is not None])
     proved_already = [id for id in found.explained if id not in own]
     found = proved(found, [(one.problem, one.outputs) for one in wrong], proved_already)
+    found = with_limits(found, readings, right)
     known = None if made_of == HEADS else known_bug(target, found, wrong)
     if known is not None and made_of in (BLOCK, DENSE) and OF_A_RING.search(known["title"]):
         known = None
