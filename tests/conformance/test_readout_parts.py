@@ -11,7 +11,7 @@ from ringspec.conformance.readout.geometry import Geometry, positions
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.merge_formulas import LSES_MERGED, WEIGHTS
 from ringspec.conformance.readout.problems import Setting, problem_of
-from ringspec.conformance.readout.product_kinds import kept_tiles
+from ringspec.conformance.readout.product_kinds import kept_tiles, overwritten_kinds
 from ringspec.conformance.readout.rounding import Values, how_rounded, is_rounding
 from ringspec.conformance.readout.tile_rules import Tiling, rules_of_tiles
 from ringspec.conformance.run.explain import run_problem
@@ -179,6 +179,18 @@ def test_a_right_kernel_in_tiles_is_right():
 )  # fmt: skip
 def test_a_fault_inside_the_blocks_is_read(faults, said):
     assert any(said in kinds for kinds in kinds_read(**faults))
+
+
+def test_of_tiles_with_the_same_results_one_for_all_queries_of_a_block_is_told_first():
+    geometry = Geometry(
+        3, "kv", 1, "contiguous", positions("contiguous", 3, 8), True, None, 4, 2, 0.3
+    )
+    kinds = overwritten_kinds(geometry, masks_of(geometry)[0].pattern, True)
+    first = "of dq, each block keeps only the shares of its last tile of 6 keys"
+    of_dq = [one for one in kinds if one.words.startswith(first)]
+    (right,) = (one for one in of_dq if one.words == f"{first}, in tiles of 8 queries")
+    alike = [one for one in of_dq if np.array_equal(one.changes[0][1], right.changes[0][1])]
+    assert [one.words for one in alike] == [right.words, f"{first}, in tiles of 7 queries"]
 
 
 MERGED = {

@@ -168,12 +168,14 @@ def overwritten_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> 
     the tiles of the other side; a size of 1 means that each query or key is tested alone.
     """
     run, n = geometry.run, geometry.slots
+    # Of sizes with the same results, one tile for the whole range is the most likely.
+    others = sorted(range(1, LARGEST_TILE + 1), key=lambda size: size not in (1, run))
     for side, across, of in (
         ("keys", "queries", (("dq",),)),
         ("queries", "keys", (("dk", "dv"), ("dk",), ("dv",))),
     ):
         for size in (x for x in sizes_in(run) if x < run):
-            for other in (1,) if geometry.sees_all and distinct else range(1, LARGEST_TILE + 1):
+            for other in (1,) if geometry.sees_all and distinct else others:
                 rows, keys = (other, size) if side == "keys" else (size, other)
                 kept = kept_tiles(Tiling(n, run, rows, keys), visible, side)
                 for which, pattern in zip(("last", "first"), kept, strict=True):
