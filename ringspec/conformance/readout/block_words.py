@@ -115,7 +115,10 @@ HINTS = {
     hints.MERGING: "look at where a tile of keys is merged into the running o, maximum and sum",
     hints.ENDING: "look at what happens to o and lse after the last tile, before they are returned or saved",
     hints.STATISTICS: "look at which lse and delta the backward pass uses, in which base and with which order of axes",
-    hints.ROUTES: "look at which rows of dq, dk and dv a tile adds to, and where these are cleared",
+    **dict.fromkeys(
+        (hints.ADDING, hints.ROUTES),
+        "look at which rows of dq, dk and dv a tile adds to, and where these are cleared",
+    ),
 }
 
 

@@ -16,7 +16,9 @@ LAST_TILE = (
     "look at how a block is divided into tiles, and at what happens to a last tile that is short"
 )
 CLEARING = "look at where the accumulators of the gradients are set to 0, and how often"
-LOOP = "look at the bounds of the loop over steps and at the condition that skips a block"
+LOOP = (
+    "look at the bounds of the loops over steps and tiles, and at the condition that skips a block"
+)
 SCORES = "look at where the scores are multiplied by the scale, and with which base the exponential is taken"
 HEADS = "look at how a query head finds its key head"
 BATCHES = "look at where a batch entry starts in each tensor and buffer"
@@ -25,6 +27,7 @@ MERGING = "look at the function that merges a block's result into the running on
 ENDING = "look at what happens to o and lse after the last step, before they are returned or saved"
 STATISTICS = "look at which lse and delta the backward pass uses for a block, in which base and with which order of axes"
 GRADIENTS = "look at the factors with which dS, dq, dk and dv are multiplied, and how often a share is added"
+ADDING = "look at where a share is added to the accumulator of its gradient, and where the accumulator is set to 0 or sent"
 PRODUCTS = "look at the operands of the matrix products for dq, dk and dv"
 SINKS = "look at where the sinks enter the softmax sum (once per row, after the last step), and where dsinks is summed"
 BIAS = "look at which rows and columns of the bias belong to a block (own rows, global keys), and where dbias is added"
@@ -94,6 +97,8 @@ def hint_for(kind: Kind) -> str:
     """
     if "short last tile" in kind.words or "begins inside the one before" in kind.words:
         return LAST_TILE
+    if kind.words.endswith(" lost") or "written over what was added up before" in kind.words:
+        return ADDING
     if any(slot == "mixed" and "heads" in np.asarray(value) for slot, value in kind.changes):
         return HEADS
     parts = [slot.partition(".") for slot in kind.slots]
