@@ -7,7 +7,8 @@ import pytest
 from conformance.tiled_ring import TiledRing
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.diagnose.mutants.mutant import REFERENCES
+from ringspec.conformance.diagnose.mutants.hooks import Hooks
+from ringspec.conformance.diagnose.mutants.mutant import REFERENCES, mutant
 from ringspec.conformance.readout.geometry import Geometry, positions
 from ringspec.conformance.readout.not_finite import not_finite
 from ringspec.conformance.readout.proof import proved
@@ -192,3 +193,28 @@ def test_faults_count_only_where_a_ring_with_all_of_them_gives_the_results():
     apart = dataclasses.replace(found.told, explained=tuple(others), separate=(of_one,))
     assert proved(apart, problems, ()).separate == ()
     assert proved(untrue, problems, found.told.explained).explained == found.told.explained
+
+
+def with_both(first, second):
+    """Return a mutant with the pieces of two known bugs."""
+
+    def hooks(call, recipe):
+        changed = {}
+        for bug in (MUTANTS[first], MUTANTS[second]):
+            made = bug.hooks(call, recipe) if bug.applies(call) else Hooks()
+            pieces = {one.name: getattr(made, one.name) for one in dataclasses.fields(Hooks)}
+            changed |= {x: pieces[x] for x in pieces if pieces[x] is not getattr(Hooks, x)}
+        return Hooks(**changed)
+
+    return mutant("both", "", "", applies=MUTANTS[first].applies, hooks=hooks)
+
+
+def test_a_wrong_lse_is_not_said_to_be_repeated_by_the_backward_pass_that_reads_it():
+    """In the problems with a window, the backward pass repeats the second bug; in the others there is only the lse."""
+    target = MutantTarget(with_both("log2-lse", "window-one-short"), "float32")
+    claims = CLAIMS | {"layouts": ("contiguous",), "masks": ("causal", "window"), "circulations": ("kv",)}  # fmt: skip
+    target.capabilities = dataclasses.replace(target.capabilities, **claims)
+    lse = "In the forward pass, the new block's lse is divided by ln 2 before the merge (it is in base 2 and taken for natural)."
+    window = "In the forward pass, the window is one key too narrow on the left. The backward pass does the same."
+    where = "readout/window-contiguous, readout/band-contiguous"
+    assert explain_target(target).sentences == (lse, f"{where}: {lse} {window}")

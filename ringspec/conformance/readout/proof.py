@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.readout.backward_search import SAME
 from ringspec.conformance.readout.calls import expressible
 from ringspec.conformance.readout.hints import ROUNDING
 from ringspec.conformance.readout.infinite_rows import by_infinite_rows
@@ -125,6 +126,12 @@ def read_as(
 
     Faults that the problem's ring cannot have are left out: without a mask, there is no fault in the mask.
     """
+    calls = problem.call, problem.proof
+
+    def same_without_base(found: Told) -> bool:
+        # A wrong lse that is saved is no mistake that the backward pass can repeat.
+        return found.base == SAME and explains(dataclasses.replace(found, base=""), calls, outputs)
+
     tried: list[Told] = []
     explained = [one for one in others if one.explained]
     # What accounts for most of the other problems is tried first.
@@ -134,12 +141,12 @@ def read_as(
         if not found.faults or found.faults in [x.faults for x in tried]:
             continue
         tried.append(found)
-        if explains(found, (problem.call, problem.proof), outputs):
+        if explains(found, calls, outputs):
             possible = replay_of(problem.call, outputs[0]).possible(found.faults)
             forward, backward = (
                 part and with_faults(part, found, possible) for part in (one.forward, one.backward)
             )
-            if backward and not (forward and forward.sets):
+            if backward and (not (forward and forward.sets) or same_without_base(found)):
                 backward = dataclasses.replace(backward, base="")
             reading = Reading(problem.id, False, forward, backward)
             if reading.explained:
