@@ -192,9 +192,9 @@ def test_two_faults_of_one_pass_are_both_found(phase, pair):
 class OnlyCausal:
     """A target that has a known bug in calls with a causal mask, and none in others."""
 
-    def __init__(self, id, batches=True):
+    def __init__(self, id):
         self.wrong, self.right = MutantTarget(MUTANTS[id], "float32"), REFERENCES["float32"]
-        self.name, self.batches = id, batches
+        self.name = id
         self.capabilities = dataclasses.replace(
             self.right.capabilities,
             circulations=("kv",),
@@ -203,9 +203,7 @@ class OnlyCausal:
         )
 
     def run(self, call):
-        batches = call.worker("q", 0).shape[0] > 1
-        wrong = call.terms.get("causal") and (self.batches or not batches)
-        return (self.wrong if wrong else self.right).run(call)
+        return (self.wrong if call.terms.get("causal") else self.right).run(call)
 
 
 def test_an_explanation_says_where_right_results_show_that_it_does_not_hold():
@@ -216,12 +214,6 @@ def test_an_explanation_says_where_right_results_show_that_it_does_not_hold():
     causal = ", ".join(f"readout/causal-contiguous-{one}" for one in wrong)
     where = f"{causal} and readout/batches-contiguous, but not in readout/full-contiguous-kv"
     assert f"This holds in {where}, whose results are right." in told.sentences
-
-
-def test_problems_that_refute_an_explanation_include_that_of_batches():
-    told = explain_target(OnlyCausal("dkv-not-home", batches=False))
-    where = "readout/full-contiguous-kv and readout/batches-contiguous, whose results are right."
-    assert told.sentences[-1].endswith(f"but not in {where}")
 
 
 def test_other_explanations_that_right_results_refute_are_not_told():

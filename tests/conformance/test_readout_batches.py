@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import REFERENCES
 
@@ -145,3 +146,15 @@ def test_a_target_of_one_batch_entry_or_of_other_head_ratios_is_not_given_a_batc
         target.capabilities = dataclasses.replace(target.capabilities, **claims)
         found = explain_target(target)
         assert found.right and BATCHES not in [one.problem.id for one in found.runs]
+
+
+def test_a_fault_of_heads_is_not_refuted_by_batch_entries_of_one_head():
+    target = MutantTarget(MUTANTS["lse-layout"], "float32")
+    target.capabilities = dataclasses.replace(
+        target.capabilities, circulations=("kv",), directions=(1,), layouts=("contiguous",)
+    )
+    found = explain_target(target)
+    (batches,) = (one for one in found.runs if "batches" in one.problem.id)
+    assert batches.right
+    words = "the returned lse is taken as if written in the order (token, head)"
+    assert found.sentences == (f"In the forward pass, {words}.", "The gradients are right.")

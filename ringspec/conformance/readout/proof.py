@@ -251,7 +251,7 @@ def unrefuted(
     """
     if all(BATCHES in one.problem for one in readings) or not any(x.explained for x in readings):
         return told(readings)
-    proofs = [one for one in proofs_of(readings, right) if BATCHES not in one[0]]
+    proofs = proofs_of(readings, right)
     # Problems that got the faults of others say nothing about which of these faults it is; see with_others.
     # Faults that show with direction -1 alone are not refuted by what is right with direction 1.
     shown = [part for part in SHOWN_ONLY if all(part in one.problem for one in readings)]
@@ -277,7 +277,10 @@ def unrefuted(
 def proofs_of(
     readings: Sequence[Reading], right: Sequence[tuple[Problem, Sequence[Outputs]]]
 ) -> list[tuple[str, Replayed]]:
-    """Return the proofs of the problems that are ``right``, by id, as far as they say something about those that failed."""
+    """Return the proofs of the problems that are ``right``, by id, as far as they say something about those that failed.
+
+    Each batch entry has one head, in which faults of heads do not show, so the problem of batches says nothing.
+    """
 
     def may_refute(id: str) -> bool:
         # A ring whose keys travel says nothing of other circulations, which other code computes.
@@ -287,7 +290,7 @@ def proofs_of(
     return [
         (problem.id, replay_of(problem.proof, outputs[1]))
         for problem, outputs in right
-        if expressible(problem.proof) and may_refute(problem.id)
+        if expressible(problem.proof) and BATCHES not in problem.id and may_refute(problem.id)
     ]
 
 
