@@ -89,7 +89,8 @@ class TiledRing:
     Of the forward pass: ``merged`` merges a worker's parts of blocks as the function of this name does. ``p_of_product`` and
     ``kept_o`` round p and the running o. ``within``: ``alpha`` is of blocks with a mask (True) or without.
     ``from_the_last``: tiles of keys from the last to the first. ``clamped``: of 'queries' or 'keys', a short last tile begins
-    earlier, in ``passes``; ``clamped_at``: where it ends, if not with the part. ``no_wrap``: no keys and values arrive over the link between the last and the first worker.
+    earlier, in ``passes``; ``clamped_at``: the number of keys at which it ends, if not that of the part. ``no_wrap``: no
+    keys and values arrive over the link between the last and the first worker.
     ``own_chunks``: a worker computes its own zigzag block as three parts: each half with itself, and the second half with
     the first. ``l_too``: ``alpha`` is the factor of l, too. ``lse_of``: a function of the m and l of a part. ``one_later``:
     a striped block of a later worker begins at key 1. ``scaled_again``: each part multiplies its queries by the scale.

@@ -143,7 +143,7 @@ class View:
         if set(self.call.passes) != {"forward", "backward"}:
             return None
         call = dataclasses.replace(self.call, passes=("forward",))
-        return View(self.claims, call, {name: self.results[name] for name in self.formats})
+        return View(self.claims, call, self.results)
 
     def coarse_in_forward(self, suspect: Suspect) -> float:
         """Return what the results of the forward pass contribute to :meth:`coarse`; 0 if the call does not have both passes."""

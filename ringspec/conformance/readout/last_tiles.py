@@ -20,7 +20,6 @@ from ringspec.conformance.readout.tile_rules import LARGEST_TILE, needs_mask, si
 from ringspec.problem.model import Array, Booleans
 
 UNMASKED = " where no mask hides them"
-Tables = Callable[[int], Booleans]  # a table for each size of the tiles
 
 
 def short_tiles(right: Booleans) -> Iterator[tuple[str, Booleans]]:
@@ -100,21 +99,12 @@ def clamped_kinds(
     if phase == "backward":
         of += [("queries", names) for names in GRADIENTS[1:4]]
     for side, names in of:
-        some = partial(in_two_tiles, visible, visible, side, False)
-        whole = partial(in_two_tiles, visible, np.ones_like(visible), side, False)
-
-        def in_whole_blocks(size: int, some: Tables = some, whole: Tables = whole) -> Booleans:
-            table = whole(size)
-            return table & (not distinct or not np.array_equal(table, some(size)))
-
+        some, unmasked = (partial(in_two_tiles, visible, visible, side, x) for x in (False, True))
+        whole = partial(in_whole_blocks, visible, side, distinct)
         for where, made, cost in (
-            (
-                " in blocks that need no mask",
-                partial(in_two_tiles, visible, visible, side, True),
-                1.2,
-            ),
+            (" in blocks that need no mask", unmasked, 1.2),
             ("", some, 1.3),
-            (f", in tiles over all {side} of a block, also hidden ones", in_whole_blocks, 1.4),
+            (f", in tiles over all {side} of a block, also hidden ones", whole, 1.4),
         ):
             for sizes, again in by_sizes(made, sizes_in(geometry.slots), distinct):
                 what = f" (for {listing(names)})" if phase == "backward" else ""
@@ -137,3 +127,10 @@ def in_two_tiles(
     count, number = part.sum(axis=axis, keepdims=True), np.cumsum(part, axis=axis)
     again = (number > count - size) & (number <= count - count % size) & (count % size > 0)
     return np.asarray(again & (count > size) & part & visible & ~(needs_mask(visible) & masked))
+
+
+def in_whole_blocks(visible: Booleans, side: str, distinct: bool, size: int) -> Booleans:
+    """Return the same for tiles over whole blocks; if ``distinct``, no pairs where tiles of the visible part have the same."""
+    whole = in_two_tiles(visible, np.ones_like(visible), side, False, size)
+    same = distinct and np.array_equal(whole, in_two_tiles(visible, visible, side, False, size))
+    return np.zeros_like(whole) if same else whole
