@@ -79,7 +79,7 @@ class Made:
             yield kind
 
 
-# The name of the function that made a kind, by pass and words. It is the same in every ring, so it is asked first.
+# The name of the function that made a kind, by pass and words. It is the same in every ring, so no other makes it.
 MADE_BY: dict[tuple[str, str], str] = {}
 
 
@@ -105,8 +105,8 @@ class EveryKind:
             kind = self.named(both) if both != words else None
             if kind is not None and both_kernels(kind):
                 return in_kernel(kind, kernel)
-        usual = MADE_BY.get((self.phase, words))
-        for part in sorted(self.parts, key=lambda one: one.name != usual):
+        maker = MADE_BY.get((self.phase, words))
+        for part in self.parts if maker is None else [x for x in self.parts if x.name == maker]:
             kind = next((one for one in part if one.words == words), None)
             if kind is not None:
                 MADE_BY[self.phase, words] = part.name
