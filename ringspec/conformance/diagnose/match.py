@@ -53,6 +53,7 @@ FIT = 3.0
 FURTHEST = 100.0  # for a single element; large, because sigma is estimated from few numbers
 NEARER = 0.5  # fraction of the correct program's distance below which a mutant is clearly nearer
 ABOUT_AS_MUCH = 0.7  # prefer the plain mutant if it explains this fraction of what a variant does
+FAR = 100.0  # a coarse distance, at which a mutant fits only if its own noise is large
 REFINED = 10  # number of suspects that are also run in float64
 OF_ONE = 2  # of these, the most with the same mutant
 MANY_PAIRS = 1 << 16  # B * H * Sq * Sk above which only rounding bugs are tried
@@ -168,11 +169,13 @@ def diagnose(
     *,
     variants: bool = True,
     rounding: bool = True,
+    runner_up: bool = True,
 ) -> Diagnosis | None:
     """Compare the results of a case's calls with those of all mutants; return None if no mutant can change them.
 
     ``variants`` and ``rounding``: whether other forms of a mutant are tried, and whether a rounding bug may be named.
-    Each takes longer than trying the mutants themselves.
+    Each takes longer than trying the mutants themselves. ``runner_up``: whether mutants far from the results are examined
+    although another one has them.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> from ringspec.conformance.targets.reference import reference_bf16 as right
@@ -188,7 +191,7 @@ def diagnose(
     dropped: list[str] = []
     while True:
         try:
-            found = compared(views, list(known.values()), variants, rounding)
+            found = compared(views, list(known.values()), variants, rounding, runner_up)
         except CannotRun as fault:  # the next attempt reuses what the views have computed
             if known.pop(fault.suspect.mutant.id, None) is None:
                 raise
@@ -198,7 +201,11 @@ def diagnose(
 
 
 def compared(
-    views: Sequence[View], known: Sequence[Mutant], variants: bool, rounding: bool
+    views: Sequence[View],
+    known: Sequence[Mutant],
+    variants: bool,
+    rounding: bool,
+    runner_up: bool,
 ) -> Diagnosis | None:
     """Compare the results with those of the mutants in ``known``; the arguments are those of :func:`diagnose`.
 
@@ -212,9 +219,9 @@ def compared(
     right = placed(views, None)
     if right.fits:
         return by_rounding(views, plain, right, tried)
-    found = earned(views, nearest(views, plain))
+    found = earned(views, nearest(views, plain, runner_up))
     if variants and not named(found, right):
-        others = earned(views, nearest(views, list(disguised(known, views))))
+        others = earned(views, nearest(views, list(disguised(known, views)), runner_up))
         found = first_of_each(sorted((*found, *others), key=lambda one: one.distance))
     if not named(found, right):
         of_rounding = [one for one in plain if one.mutant in PRECISION]
@@ -284,27 +291,42 @@ def right_in_forward(view: View) -> bool:
     return all(rms[name] <= FIT for name in ("o", "lse") if name in rms)
 
 
-def nearest(views: Sequence[View], suspects: Sequence[Suspect]) -> list[Candidate]:
+def nearest(
+    views: Sequence[View], suspects: Sequence[Suspect], runner_up: bool = True
+) -> list[Candidate]:
     """Return the nearest suspects in order of distance, at most one per mutant.
 
-    Suspects that do not change any result are left out.
+    Suspects that do not change any result are left out. ``runner_up``: whether those that are FAR are examined although
+    another one fits.
     """
+    found = [] if runner_up else refined(views, suspects, FAR)
+    if not any(one.fits for one in found):
+        found = refined(views, suspects)
+    found.sort(key=lambda one: one.distance)
+    return first_of_each([one for one in found if changes(views, one.suspect)])
+
+
+def refined(
+    views: Sequence[View], suspects: Sequence[Suspect], most: float = math.inf
+) -> list[Candidate]:
+    """Examine the suspects with the smallest coarse distances; ``most``: the largest of these distances."""
     taken: Counter[str] = Counter()
     found: list[Candidate] = []
-    for suspect in by_coarse_distance(views, suspects):
+    for suspect in by_coarse_distance(views, suspects, most):
         if len(found) == REFINED:
             break
         if taken[suspect.mutant.id] < OF_ONE:
             taken[suspect.mutant.id] += 1
             found.append(placed(views, suspect))
-    found.sort(key=lambda one: one.distance)
-    return first_of_each([one for one in found if changes(views, one.suspect)])
+    return found
 
 
-def by_coarse_distance(views: Sequence[View], suspects: Sequence[Suspect]) -> Iterator[Suspect]:
+def by_coarse_distance(
+    views: Sequence[View], suspects: Sequence[Suspect], most: float = math.inf
+) -> Iterator[Suspect]:
     """Yield the suspects in order of their coarse distance; of those that are equally far, the first of ``suspects`` first.
 
-    A suspect's distance in the forward pass is at most its whole distance. So its backward pass, which takes longer, is
+    Suspects that are farther than ``most`` are left out. A suspect's distance in the forward pass is at most its whole distance. So its backward pass, which takes longer, is
     run only when no other suspect can be nearer.
     """
     left = [
@@ -312,7 +334,7 @@ def by_coarse_distance(views: Sequence[View], suspects: Sequence[Suspect]) -> It
         for n, suspect in enumerate(suspects)
     ]
     heapify(left)
-    while left:
+    while left and left[0][0] <= most:
         _, n, whole = heappop(left)
         if whole:
             yield suspects[n]

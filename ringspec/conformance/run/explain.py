@@ -408,6 +408,7 @@ def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, An
         [one.outputs[0]],
         variants=len(found.faults) < 2,
         rounding=not found.faults,
+        runner_up=False,
     )
     if seen is None or seen.named is None or seen.named.mutant is None:
         return None
