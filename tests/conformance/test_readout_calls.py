@@ -209,6 +209,17 @@ def with_both(first, second):
     return mutant("both", "", "", applies=MUTANTS[first].applies, hooks=hooks)
 
 
+@pytest.mark.parametrize("layout", ["zigzag", "striped"])
+def test_a_window_is_read_in_every_layout_that_a_target_claims(layout):
+    claims = {"layouts": ("contiguous", "zigzag", "striped"), "masks": ("causal", "window"), "circulations": ("kv",)}  # fmt: skip
+    target = Sometimes("window-one-short", lambda call: call.layout == layout, **claims)
+    found = explain_target(target)
+    assert [one.problem.id for one in found.runs if not one.right] == [f"readout/window-{layout}"]
+    assert (
+        found.sentences[0] == "In the forward pass, the window is one key too narrow on the left."
+    )
+
+
 def test_a_wrong_lse_is_not_said_to_be_repeated_by_the_backward_pass_that_reads_it():
     """In the problems with a window, the backward pass repeats the second bug; in the others there is only the lse."""
     target = MutantTarget(with_both("log2-lse", "window-one-short"), "float32")

@@ -154,6 +154,8 @@ OF_CALLS = (
     Setting("causal", LAYOUTS[2], "", direction=-1),
     Setting("full", LAYOUTS[1], ""),
     Setting("full", LAYOUTS[2], ""),
+    Setting("window", LAYOUTS[1], ""),
+    Setting("window", LAYOUTS[2], ""),
     Setting("causal", LAYOUTS[0], "", scaled=True),
     Setting("causal", LAYOUTS[0], "", workers=MORE_WORKERS),
     Setting("causal", LAYOUTS[0], "", slots=ODD_SLOTS),
