@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import ml_dtypes
@@ -31,7 +32,7 @@ from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
 from ringspec.conformance.readout.ring_results import RingOf
 from ringspec.conformance.readout.told import Told, combined, unexplained
-from ringspec.conformance.readout.vocabulary import fault_named, kinds_of
+from ringspec.conformance.readout.vocabulary import every_kind, fault_named, kinds_of
 from ringspec.conformance.run import explain
 from ringspec.conformance.run.explain import explain_target, run_problem
 from ringspec.conformance.target import Capabilities
@@ -654,3 +655,16 @@ def test_a_fault_is_found_by_its_words_in_every_geometry(layout, window, circula
 
 
 FIRST = [-0.5, -1.5, 0.625, -0.5, -0.875, -1.5, -0.5, 1.25]
+
+
+def test_the_words_of_a_kind_are_made_by_the_same_function_in_every_ring():
+    """``EveryKind.named`` asks only the function that another ring has shown to make a kind."""
+    makers = defaultdict(set)
+    for problem in problems_for(REFERENCES["float32"].capabilities)[0][::4]:
+        geometry = problem.pairs.geometry
+        for phase in ("forward", "backward"):
+            for part in every_kind(geometry, phase).parts:
+                for kind in part:
+                    makers[phase, kind.words].add(part.name)
+    assert len(makers) > 5000
+    assert all(len(names) == 1 for names in makers.values())

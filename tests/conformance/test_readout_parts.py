@@ -29,7 +29,7 @@ class Ring:
     """A causal, contiguous KV ring in float32: the o of blocks are merged by lse, and blocks are computed in tiles.
 
     ``stale``: lse has the maximum from before the last tile of keys. ``uncleared``: the m and l of a tile of queries
-    stay for the next. ``first_head``: which head's lse is used. ``half``: delta over half of the dimension.
+    stay for the next. ``first_head``: which head's lse is used. ``half``: delta over half of the dimension. ``mean``: its mean.
     ``last_dq``: each tile of keys overwrites the dq of its block. ``rounded``: the results rounded to bfloat16.
     ``merge``: the merged lse as a function of the running one and of the block's, from which the weights are also taken.
     ``given``: the returned lse as a function of the row's maximum and sum.
@@ -134,6 +134,7 @@ class Ring:
                 continue
             part = o[r] * dy[r]
             delta = part[..., : part.shape[2] // 2 if self.has("half") else None].sum(axis=2)
+            delta = delta / np.float32(part.shape[2]) if self.has("mean") else delta
             delta = narrow(delta) if "delta" in self.faults.get("rounded", ()) else delta
             dq = np.zeros_like(q[r])
             for row, key in self.tiles(n, b == r):
@@ -179,6 +180,13 @@ def test_a_right_kernel_in_tiles_is_right():
 )  # fmt: skip
 def test_a_fault_inside_the_blocks_is_read(faults, said):
     assert any(said in kinds for kinds in kinds_read(**faults))
+
+
+def test_a_small_delta_is_not_taken_for_one_that_is_left_out_and_rounded():
+    """A tolerance with room for rounding does not tell a small delta from none; the usual one does."""
+    kinds = sum(kinds_read(mean=True), [])
+    assert "delta is a mean over the head dimension, not a sum" in kinds
+    assert not any(map(is_rounding, kinds))
 
 
 def test_of_tiles_with_the_same_results_one_for_all_queries_of_a_block_is_told_first():

@@ -162,6 +162,8 @@ def factor_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
         for names in GRADIENTS:
             cost = 1.15 if len(names) > 1 else 1.0 if value == 2 else 1.2
             yield Kind(f"{listing(names)} {verb(names)} {words}", at_counts(names, value), cost)
+    mean = (geometry.usual_scale or geometry.scale) ** 2
+    yield Kind("delta is a mean over the head dimension, not a sum", (("delta_times", mean),), 1.1)
     usual = dict(factors(geometry, distinct)).get(OWN_SCALE)
     if usual is not None:
         everywhere = (("times", usual), *at_counts(("dq", "dk"), usual))

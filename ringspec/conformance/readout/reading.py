@@ -18,7 +18,7 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.backward_search import explain_backward, match_backward
 from ringspec.conformance.readout.choices import Choices
-from ringspec.conformance.readout.fault_sets import cost
+from ringspec.conformance.readout.fault_sets import composed, cost
 from ringspec.conformance.readout.forward_search import explain_forward, match_forward
 from ringspec.conformance.readout.geometry import WAYS
 from ringspec.conformance.readout.hints import ROUNDING, hint_for
@@ -256,33 +256,39 @@ class Given:
 def explained_by(
     given: Given,
     reader: Reader,
-    plain: Callable[[], Match],
+    predict: Callable[[Choices], Match],
     search: Callable[[], tuple[Explanation, Choices]],
     rounding: Callable[[Match], tuple[str, ...] | None],
     phase: str,
 ) -> tuple[tuple[Explanation, Choices], PassRead]:
     """Explain one pass: with the usual tolerance, and with one that leaves room for values that are rounded to 16 bits.
 
-    The second is tried first if ``plain``, the match without faults, looks like rounding. What it leaves must be
-    ``rounding``.
+    The second is tried first if the match without faults looks like rounding. What it leaves must be ``rounding``, unless
+    one of the sets of faults that it finds leaves nothing at the usual tolerance. ``predict`` compares the pass of a ring
+    with given choices with what was read.
     """
-    usual = given.problem.tolerance
+    usual, right = given.problem.tolerance, reader.model.right
     tolerances = [usual, *([LOOSE] if usual < LOOSE else [])]
     if len(tolerances) > 1:
         found = []
         for reader.tolerance in tolerances:
-            found.append(plain())
+            found.append(predict(right))
         tolerances = tolerances[::-1] if rounded_values(*found) else tolerances
     first, *again = tolerances
     failed: tuple[Explanation, Choices] | None = None
     for tolerance in (first, *again):
         reader.tolerance = tolerance
-        reader.search_from(reader.model.right)
+        reader.search_from(right)
         if tolerance != first:
             reader.evaluations += given.share * EVALUATIONS_AGAIN
         result = search()
         explanation = result[0]
         if explanation.whole:
+            reader.tolerance = usual
+            exact = exactly(explanation, right, predict) if tolerance > usual else None
+            if exact is not None:
+                return (exact, composed(right, exact.faults)), pass_of(exact, phase)
+            reader.tolerance = tolerance
             words = rounding(explanation.match) if tolerance > usual else ()
             if words is not None:
                 return result, pass_of(explanation, phase, words)
@@ -290,6 +296,15 @@ def explained_by(
             failed = dataclasses.replace(explanation, faults=(), whole=False), result[1]
     assert failed is not None
     return failed, pass_of(failed[0], phase)
+
+
+def exactly(
+    found: Explanation, right: Choices, predict: Callable[[Choices], Match]
+) -> Explanation | None:
+    """Return an explanation with only those of its sets of faults after which ``predict`` leaves nothing; None without one."""
+    sets = [one for one in (found.faults, *found.others) if one and not found.base]
+    whole = [one for one in sets if predict(composed(right, one)).whole]
+    return dataclasses.replace(found, faults=whole[0], others=tuple(whole[1:])) if whole else None
 
 
 def read_backward(
@@ -304,7 +319,7 @@ def read_backward(
     return explained_by(
         given,
         reader,
-        lambda: match_backward(reader, seen, backward_pass(model, model.right, *saved)),
+        lambda wrong: match_backward(reader, seen, backward_pass(model, wrong, *saved)),
         lambda: (explain_backward(reader, seen, choices, forward_is_whole, known), choices),
         lambda match: backward_rounding(seen, match, usual, given.proof, reader.largest, scale),
         "backward",
@@ -439,7 +454,7 @@ def read_forward_as(given: Given, travels: str) -> ForwardRead:
     explained, passed = explained_by(
         given,
         reader,
-        lambda: match_forward(reader, seen, forward_pass(model, model.right)),
+        lambda wrong: match_forward(reader, seen, forward_pass(model, wrong)),
         lambda: explain_forward(reader, seen, known),
         lambda match: forward_rounding(seen, match, problem.tolerance, given.proof),
         "forward",
