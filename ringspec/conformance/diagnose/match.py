@@ -326,8 +326,8 @@ def by_coarse_distance(
 ) -> Iterator[Suspect]:
     """Yield the suspects in order of their coarse distance; of those that are equally far, the first of ``suspects`` first.
 
-    Suspects that are farther than ``most`` are left out. A suspect's distance in the forward pass is at most its whole distance. So its backward pass, which takes longer, is
-    run only when no other suspect can be nearer.
+    Suspects that are farther than ``most`` are left out. A suspect's distance in the forward pass is at most its whole
+    distance. So its backward pass, which takes longer, is run only when no other suspect can be nearer.
     """
     left = [
         (sum(view.coarse_in_forward(suspect) for view in views), n, False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringspec.conformance.readout import hints
@@ -69,7 +69,7 @@ class Told:
     ``faults``: the faults that account for most of the problems; ``stated``: these faults in words. ``explained``: the ids
     of these problems. ``refuted``: where the faults do not hold. ``separate``: what is said of problems that have other
     faults. ``left``: what is wrong in a problem that nothing explains.
-    ``alternatives``: other explanations that fit as well. ``hint``: where in a kernel to look for the first fault.
+    ``alternatives``: other explanations that fit as well, each of both passes. ``hint``: where in a kernel to look for the first fault.
     ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes apart from the
     faults; '' if it is the correct gradient.
     """
@@ -133,7 +133,6 @@ def combined(readings: Sequence[Reading]) -> Told:
     if not explained:
         return Told(left=tuple(unexplained(left)), shown_by=left[0].problem)
     first = explained[0]
-    faults: list[Named] = []
     alternatives: list[tuple[Named, ...]] = []
     best_sets: dict[str, tuple[Named, ...]] = {}
     for phase in ("forward", "backward"):
@@ -149,31 +148,43 @@ def combined(readings: Sequence[Reading]) -> Told:
         return with_base and all(accounts(x, best, one) for x, best in best_sets.items())
 
     windowed = any(keeps_window(one) for one in explained if same(one))
-    sentences: list[str] = []
-    for phase, best in best_sets.items():
-        faults += best
-        of_pass = getattr(first, phase).base
-        in_words = [(with_window(fault) if windowed else fault).told() for fault in best]
-        if of_pass:
-            said = base_in_words(of_pass, faults)
-            rounded = all(is_rounding(fault.kind) for fault in best)
-            in_words = [*in_words, said] if rounded else [said, *in_words]
-        sentences += in_words
-
+    faults = [fault for best in best_sets.values() for fault in best]
     return Told(
         faults=tuple(faults),
         base=base,
-        stated=tuple(sentences),
+        stated=tuple(stated_of(first, best_sets, windowed)),
         separate=separate(faults, base, [one for one in explained if not same(one)]),
         left=tuple(unexplained(left)),
         alternatives=tuple(
-            Alternative(" ".join(fault.told() for fault in one), in_place_of(one, faults))
+            Alternative(
+                " ".join(stated_of(first, best_sets | {one[0].phase: one}, windowed)),
+                in_place_of(one, faults),
+            )
             for one in alternatives
         ),
         explained=tuple(one.problem for one in explained if same(one)),
         hint=next((fault.hint for fault in faults if fault.hint), ""),
         shown_by=first.problem,
     )
+
+
+def stated_of(reading: Reading, faults: Mapping[str, Sequence[Named]], windowed: bool) -> list[str]:
+    """Return what a target computes in sentences: its faults, by pass, and what the passes of ``reading`` are besides.
+
+    ``windowed``: whether words about the causal mask must be true of a window, too.
+    """
+    sentences: list[str] = []
+    before: list[Named] = []
+    for phase, of_pass in faults.items():
+        before += of_pass
+        in_words = [(with_window(fault) if windowed else fault).told() for fault in of_pass]
+        base = getattr(reading, phase).base
+        if base:
+            said = base_in_words(base, before)
+            rounded = all(is_rounding(fault.kind) for fault in of_pass)
+            in_words = [*in_words, said] if rounded else [said, *in_words]
+        sentences += in_words
+    return sentences
 
 
 def keeps_window(one: Reading) -> bool:
