@@ -132,7 +132,8 @@ class Ring:
         for r, b in itertools.product(range(len(q)), repeat=2):
             if b > r:
                 continue
-            part = o[r] * dy[r]
+            of_delta = narrow(o[r]) if "o in delta" in self.faults.get("rounded", ()) else o[r]
+            part = of_delta * dy[r]
             delta = part[..., : part.shape[2] // 2 if self.has("half") else None].sum(axis=2)
             delta = delta / np.float32(part.shape[2]) if self.has("mean") else delta
             delta = narrow(delta) if "delta" in self.faults.get("rounded", ()) else delta
@@ -175,7 +176,8 @@ def test_a_right_kernel_in_tiles_is_right():
         ({"half": True}, "delta is summed over only the first half of the head dimension"),
         ({"last_dq": True}, f"of dq, each block keeps only the shares of its last tile of {KEYS} keys, in tiles of {ROWS} queries"),
         ({"rounded": ("o",)}, "o is rounded to bfloat16"),
-        ({"rounded": ("delta",)}, "delta is rounded to bfloat16"),
+        ({"rounded": ("delta",)}, "delta, or the o from which it is computed, is rounded to bfloat16"),
+        ({"rounded": ("o in delta",)}, "delta, or the o from which it is computed, is rounded to bfloat16"),
     ],
 )  # fmt: skip
 def test_a_fault_inside_the_blocks_is_read(faults, said):

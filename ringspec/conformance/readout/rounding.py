@@ -31,6 +31,7 @@ BIASED, DEPENDENT = 0.6, 0.4
 MOST_UNITS = 4  # the largest difference that several roundings give, in unit roundoffs
 ROUNDED, CUT, COARSE = "rounded to", "cut, not rounded, to", "only about as precise as"
 WORDS = (ROUNDED, CUT, COARSE)
+OF_DELTA_OR_O = "delta, or the o from which it is computed,"
 OF_PRODUCTS = "p in the product with v, or the running o before its division by l,"
 
 
@@ -147,6 +148,8 @@ def backward_rounding(
     if len(each) == 2 and near(each["dq"].seen, each["dk"].seen, parts, tolerance).all():
         delta = delta_used(seen, p.ours, each["dq"])
         both = delta and how_rounded(delta, "", "delta", stored)
+        if both and COARSE not in both:  # the sum is that of one number of o or few
+            both = both.replace("delta", OF_DELTA_OR_O, 1)
         found["dS"] = both or how_rounded(each["dq"], "", "dS", stored)
     else:
         for name, ds in each.items():
