@@ -148,7 +148,7 @@ def backward_rounding(
     if len(each) == 2 and near(each["dq"].seen, each["dk"].seen, parts, tolerance).all():
         delta = delta_used(seen, p.ours, each["dq"])
         both = delta and how_rounded(delta, "", "delta", stored)
-        if both and COARSE not in both:  # the sum is that of one number of o or few
+        if both and COARSE not in both:  # in a readout, this sum is one number of o
             both = both.replace("delta", OF_DELTA_OR_O, 1)
         found["dS"] = both or how_rounded(each["dq"], "", "dS", stored)
     else:
