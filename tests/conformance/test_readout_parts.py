@@ -29,8 +29,9 @@ class Ring:
     """A causal, contiguous KV ring in float32: the o of blocks are merged by lse, and blocks are computed in tiles.
 
     ``stale``: lse has the maximum from before the last tile of keys. ``uncleared``: the m and l of a tile of queries
-    stay for the next. ``first_head``: which head's lse is used. ``half``: delta over half of the dimension. ``mean``: its mean.
-    ``last_dq``: each tile of keys overwrites the dq of its block. ``rounded``: the results rounded to bfloat16.
+    stay for the next. ``first_head``: which head's lse is used. ``half``: delta over half of the dimension.
+    ``mean``: delta is a mean. ``last_dq``: each tile of keys overwrites the dq of its block.
+    ``rounded``: the results rounded to bfloat16.
     ``merge``: the merged lse as a function of the running one and of the block's, from which the weights are also taken.
     ``given``: the returned lse as a function of the row's maximum and sum.
     ``row_from``: queries are counted from the tile's first in the mask of the backward pass. ``dv_times``: a factor on dv.

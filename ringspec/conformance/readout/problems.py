@@ -219,8 +219,9 @@ class Problem:
 def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
     """Return the settings of the problems for a target with these claims; if there are none, also the reason.
 
-    After the usual ones come those of other circulations, of the other direction, of a given scale, of four workers, of
-    an odd length, with documents and with other features, in this order.
+    After the usual ones come those of other circulations, of the other direction, of other layouts without a mask or
+    with a window, of a given scale, of four workers, of an odd length, with documents and with other features, in this
+    order.
     Sinks, a bias and dropout are read in at most two layouts.
     """
     found: dict[str, list[Setting]] = {}

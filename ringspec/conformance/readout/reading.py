@@ -284,12 +284,14 @@ def explained_by(
         result = search()
         explanation = result[0]
         if explanation.whole:
+            if tolerance == usual:
+                return result, pass_of(explanation, phase)
             reader.tolerance = usual
-            exact = exactly(explanation, right, predict) if tolerance > usual else None
+            exact = exactly(explanation, right, predict)
             if exact is not None:
                 return (exact, composed(right, exact.faults)), pass_of(exact, phase)
             reader.tolerance = tolerance
-            words = rounding(explanation.match) if tolerance > usual else ()
+            words = rounding(explanation.match)
             if words is not None:
                 return result, pass_of(explanation, phase, words)
         if failed is None or tolerance == usual:

@@ -69,9 +69,9 @@ class Told:
     ``faults``: the faults that account for most of the problems; ``stated``: these faults in words. ``explained``: the ids
     of these problems. ``refuted``: where the faults do not hold. ``separate``: what is said of problems that have other
     faults. ``left``: what is wrong in a problem that nothing explains.
-    ``alternatives``: other explanations that fit as well, each of both passes. ``hint``: where in a kernel to look for the first fault.
-    ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes apart from the
-    faults; '' if it is the correct gradient.
+    ``alternatives``: other explanations that fit as well, each of both passes. ``hint``: where in a kernel to look for
+    the first fault. ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes
+    apart from the faults; '' if it is the correct gradient.
     """
 
     faults: tuple[Named, ...] = ()
@@ -148,19 +148,17 @@ def combined(readings: Sequence[Reading]) -> Told:
         return with_base and all(accounts(x, best, one) for x, best in best_sets.items())
 
     windowed = any(keeps_window(one) for one in explained if same(one))
-    faults = [fault for best in best_sets.values() for fault in best]
+    faults = in_all(best_sets)
     return Told(
-        faults=tuple(faults),
+        faults=faults,
         base=base,
         stated=tuple(stated_of(first, best_sets, windowed)),
         separate=separate(faults, base, [one for one in explained if not same(one)]),
         left=tuple(unexplained(left)),
         alternatives=tuple(
-            Alternative(
-                " ".join(stated_of(first, best_sets | {one[0].phase: one}, windowed)),
-                in_place_of(one, faults),
-            )
+            Alternative(" ".join(stated_of(first, sets, windowed)), in_all(sets))
             for one in alternatives
+            for sets in [best_sets | {one[0].phase: one}]
         ),
         explained=tuple(one.problem for one in explained if same(one)),
         hint=next((fault.hint for fault in faults if fault.hint), ""),
@@ -199,11 +197,9 @@ def with_window(fault: Named) -> Named:
     return dataclasses.replace(fault, kind=kept.get(fault.kind, fault.kind))
 
 
-def in_place_of(alternative: Sequence[Named], faults: Sequence[Named]) -> tuple[Named, ...]:
-    """Return ``faults`` with those of the pass of ``alternative`` replaced by it."""
-    phase = alternative[0].phase
-    rest = [fault for fault in faults if fault.phase != phase]
-    return (*alternative, *rest) if phase == "forward" else (*rest, *alternative)
+def in_all(sets: Mapping[str, Sequence[Named]]) -> tuple[Named, ...]:
+    """Return the faults of all passes."""
+    return tuple(fault for of_pass in sets.values() for fault in of_pass)
 
 
 def separate(

@@ -106,7 +106,7 @@ class EveryKind:
             if kind is not None and both_kernels(kind):
                 return in_kernel(kind, kernel)
         maker = MADE_BY.get((self.phase, words))
-        for part in self.parts if maker is None else [x for x in self.parts if x.name == maker]:
+        for part in (one for one in self.parts if maker in (None, one.name)):
             kind = next((one for one in part if one.words == words), None)
             if kind is not None:
                 MADE_BY[self.phase, words] = part.name
