@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,13 +12,16 @@ from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
 
 
-def chosen(number: Integers, names: Sequence[str], of: Mapping[str, Array]) -> Array:
-    """Take each element from one of the arrays in ``of``; ``number`` selects the array's name from ``names``."""
+def chosen(number: Integers, names: Sequence[str], of: Mapping[str, Callable[[], Array]]) -> Array:
+    """Take each element from one of several arrays; ``number`` selects the array's name from ``names``.
+
+    ``of``: functions that compute the arrays. Only those that are selected somewhere are called, and "right".
+    """
     if number.size == 1:
-        return of[names[int(number.flat[0])]]
-    found = of["right"]
+        return of[names[int(number.flat[0])]]()
+    found = of["right"]()
     for x in np.unique(number[number != 0]):
-        found = np.where(number == x, of[names[x]], found)
+        found = np.where(number == x, of[names[x]](), found)
     return np.asarray(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -80,10 +81,10 @@ def gradient_of_sinks(
         return np.asarray(-(p * (1 - power * p) * row[..., None]).sum(axis=2))
 
     found = summed(lse, row)
-    of = {
-        "right": found, "lse without the sinks": summed(forward.bare, row), "of p (1 - p)": summed(lse, row, 1.0),
-        "without delta": summed(lse, -np.ones_like(row)),
-        "of all workers": np.broadcast_to(found.sum(axis=0), found.shape),
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: found, "lse without the sinks": lambda: summed(forward.bare, row),
+        "of p (1 - p)": lambda: summed(lse, row, 1.0), "without delta": lambda: summed(lse, -np.ones_like(row)),
+        "of all workers": lambda: np.broadcast_to(found.sum(axis=0), found.shape),
     }  # fmt: skip
     whole = (model.workers, 1, model.heads, 1, 1)
     form, times, head = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ringspec.conformance.readout.choices import DROPS_IN_L, Choices, components
@@ -90,7 +92,9 @@ def in_row_sums(model: Model, e: Array, c: Choices) -> Array:
     if not c["drop_l"].any() or model.geometry.dropout is None:
         return e
     dropped, less = e * drop_factors(model, c), 1 - model.geometry.dropout[0]
-    of = {"right": e, "kept": less * dropped / c["drop_times"], "kept and divided": dropped}
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: e, "kept": lambda: less * dropped / c["drop_times"], "kept and divided": lambda: dropped,
+    }  # fmt: skip
     return chosen(c["drop_l"], DROPS_IN_L, of)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -72,25 +73,11 @@ def forward_pass(model: Model, c: Choices) -> Forward:
     m, l, p, p_of_v = blocks(model, c)
     block_lse = log_of(m, l)
     omega, run_m, run_l = merged(model, m, l, c, merge_numbers(model, c))
-    total = nonzero(run_l)
-    early = None
-    before = FINISHES.index("before the last merge")
-    if c["finish"].any() or c["lse_out"].any():
-        early = merged_in_steps(model, m, l, c, merge_numbers(model, c), model.workers - 1)
+    before_last = functools.cache(functools.partial(merged_before_last, model, m, l, c))
     if c["finish"].any():
-        assert early is not None
-        last_l, first_l = (
-            np.where(np.isneginf(x), 1.0, x) for x in ends(model, np.where(l == 0, -np.inf, l))
-        )
-        totals = {
-            "right": total, "not divided": np.ones_like(total), "divided twice": total**2,
-            "divided by the last block's l": last_l, "before the last merge": nonzero(early[2]),
-            "divided by the first block's l": first_l,
-            "multiplied by l": 1.0 / total, "divided by l before the last merge": nonzero(early[2]),
-        }  # fmt: skip
-        kind = of_workers(c["finish"])
-        total = chosen(kind, FINISHES, totals)
-        omega = np.where(kind == before, early[0], omega)
+        omega, total = finished(model, c, l, omega, run_l, before_last)
+    else:
+        total = nonzero(run_l)
     weights = weights_of_pairs(model, omega / total, l, p_of_v, c) * c["o_times"]
     if c["tiles"] and c["tiles"].through:
         run_m, run_l, weights = through_tiles(model, scores_of_pairs(model, c), c)
@@ -99,18 +86,7 @@ def forward_pass(model: Model, c: Choices) -> Forward:
     weights, lse = with_sinks(model, c, weights, bare, run_m, block_lse)
     parts = of_key_heads(model, c, weights)
     if c["lse_out"].any():
-        assert early is not None
-        running = np.where(l == 0, -np.inf, running_lse(model, c))
-        of = {
-            "right": lse, "maximum": run_m, "base 2": lse / LN2, "last block": ends(model, block_lse)[0],
-            "negative": -lse, "l": run_l, "first block": ends(model, running)[1], "base 2 twice": lse / LN2 / LN2,
-            "times ln 2": lse * LN2, "before the last merge": log_of(*early[1:]),
-            **maxima(run_m, np.log(nonzero(run_l)), *ends(model, m), model.geometry.scale), "maximum plus l": run_m + run_l,
-            "old maximum": early[1] + np.log(nonzero(run_l)), "old l": run_m + np.log(nonzero(early[2])),
-            "last l": run_m + np.log(nonzero(ends(model, np.where(l == 0, -np.inf, l))[0])), "log1p l": run_m + np.log1p(run_l),
-            "times scale": lse * model.geometry.scale, "divided by scale": lse / model.geometry.scale,
-        }  # fmt: skip
-        lse = chosen(of_workers(c["lse_out"]), LSES_GIVEN, of)
+        lse = lse_given(model, c, (m, l, block_lse), (run_m, run_l, lse), before_last)
     if not model.correct(c, "lse_row"):
         lse = lse.reshape(-1)[model.row_index(c, "lse_row")]
     if not model.correct(c, "o_row"):
@@ -135,6 +111,80 @@ def forward_pass(model: Model, c: Choices) -> Forward:
     return Forward(
         weights, lse, block_lse, p, run_m, products_with_g(model, stored), bare, model, c
     )
+
+
+def merged_before_last(model: Model, m: Array, l: Array, c: Choices) -> tuple[Array, Array, Array]:
+    """Return the weights of the blocks [step, a, h, i], m and l [a, h, i] before the last merge."""
+    return merged_in_steps(model, m, l, c, merge_numbers(model, c), model.workers - 1)
+
+
+def finished(
+    model: Model,
+    c: Choices,
+    l: Array,
+    omega: Array,
+    run_l: Array,
+    before_last: Callable[[], tuple[Array, Array, Array]],
+) -> tuple[Array, Array]:
+    """Return the weights of the blocks, and what o is divided by at the end, in the form that ``finish`` selects.
+
+    ``l`` [a, b, h, i]: row sums of the blocks. ``omega`` and ``run_l``: the weights and row sums after the last merge.
+    """
+    total = nonzero(run_l)
+
+    def of_end(number: int) -> Array:
+        found = ends(model, np.where(l == 0, -np.inf, l))[number]
+        return np.where(np.isneginf(found), 1.0, found)
+
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: total, "not divided": lambda: np.ones_like(total), "divided twice": lambda: total**2,
+        "divided by the last block's l": lambda: of_end(0), "divided by the first block's l": lambda: of_end(1),
+        "before the last merge": lambda: nonzero(before_last()[2]), "multiplied by l": lambda: 1.0 / total,
+        "divided by l before the last merge": lambda: nonzero(before_last()[2]),
+    }  # fmt: skip
+    kind = of_workers(c["finish"])
+    early = kind == FINISHES.index("before the last merge")
+    if early.any():
+        omega = np.where(early, before_last()[0], omega)
+    return omega, chosen(kind, FINISHES, of)
+
+
+def lse_given(
+    model: Model,
+    c: Choices,
+    of_blocks: tuple[Array, Array, Array],
+    merged: tuple[Array, Array, Array],
+    before_last: Callable[[], tuple[Array, Array, Array]],
+) -> Array:
+    """Return lse in the form that ``lse_out`` selects.
+
+    ``of_blocks``: m, l and lse of the blocks [a, b, h, i]. ``merged``: those of the rows [a, h, i].
+    """
+    (m, l, block_lse), (run_m, run_l, lse), scale = of_blocks, merged, model.geometry.scale
+
+    def running() -> Array:
+        return np.where(l == 0, -np.inf, running_lse(model, c))
+
+    def log_l(l: Array = run_l) -> Array:
+        return np.log(nonzero(l))
+
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: lse, "maximum": lambda: run_m, "base 2": lambda: lse / LN2, "negative": lambda: -lse,
+        "last block": lambda: ends(model, block_lse)[0], "first block": lambda: ends(model, running())[1],
+        "l": lambda: run_l, "base 2 twice": lambda: lse / LN2 / LN2, "times ln 2": lambda: lse * LN2,
+        "before the last merge": lambda: log_of(*before_last()[1:]), "maximum plus l": lambda: run_m + run_l,
+        "old maximum": lambda: before_last()[1] + log_l(), "old l": lambda: run_m + log_l(before_last()[2]),
+        "last l": lambda: run_m + log_l(ends(model, np.where(l == 0, -np.inf, l))[0]),
+        "log1p l": lambda: run_m + np.log1p(run_l), "log l": lambda: log_l(), "log2 l": lambda: run_m + log_l() / LN2,
+        "times scale": lambda: lse * scale, "divided by scale": lambda: lse / scale,
+        "last maximum": lambda: ends(model, m)[0] + log_l(), "first maximum": lambda: ends(model, m)[1] + log_l(),
+        "twice the maximum": lambda: 2 * run_m + log_l(), "maximum minus log l": lambda: run_m - log_l(),
+        "scaled maximum": lambda: scale * run_m + log_l(), "unscaled maximum": lambda: run_m / scale + log_l(),
+        "maximum in base 2": lambda: run_m / LN2 + log_l(), "maximum times ln 2": lambda: run_m * LN2 + log_l(),
+        "unscaled maximum in base 2": lambda: run_m / scale / LN2 + log_l(),
+        "log l times ln 2": lambda: run_m + log_l() * LN2,
+    }  # fmt: skip
+    return chosen(of_workers(c["lse_out"]), LSES_GIVEN, of)
 
 
 def weights_of_pairs(model: Model, omega: Array, l: Array, p_of_v: Array, c: Choices) -> Array:
@@ -202,13 +252,3 @@ def products_with_g(model: Model, parts: Sequence[Array]) -> Array:
     else:
         found = np.sum([x @ model.columns[c] for c, x in enumerate(flat)], axis=0)
     return np.asarray(found.reshape(H, W, n, -1).transpose(1, 0, 2, 3))
-
-
-def maxima(m: Array, log_l: Array, last: Array, first: Array, scale: float) -> dict[str, Array]:
-    """Return wrong values of lse by name; ``last`` and ``first`` are the maxima of a row's last and first blocks."""
-    return {
-        "log l": log_l, "log2 l": m + log_l / LN2, "last maximum": last + log_l, "first maximum": first + log_l,
-        "twice the maximum": 2 * m + log_l, "scaled maximum": scale * m + log_l, "unscaled maximum": m / scale + log_l,
-        "maximum minus log l": m - log_l, "maximum in base 2": m / LN2 + log_l, "maximum times ln 2": m * LN2 + log_l,
-        "unscaled maximum in base 2": m / scale / LN2 + log_l, "log l times ln 2": m + log_l * LN2,
-    }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ringspec.conformance.readout.choices import CAP_SLOPES, CAPS, DROPS, Choices, components
@@ -53,10 +55,14 @@ def capped(model: Model, s: Array, form: Integers) -> Array:
     cap, scale = model.geometry.softcap, model.geometry.scale
     if cap is None:
         return s
-    once = cap * np.tanh(s / cap)
-    of = {
-        "right": once, "none": s, "before the scale": cap * scale * np.tanh(s / scale / cap),
-        "not multiplied back": np.tanh(s / cap), "not divided": cap * np.tanh(s), "twice": cap * np.tanh(once / cap),
+
+    def once(s: Array) -> Array:
+        return np.asarray(cap * np.tanh(s / cap))
+
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: once(s), "none": lambda: s, "before the scale": lambda: scale * once(s / scale),
+        "not multiplied back": lambda: np.tanh(s / cap), "not divided": lambda: cap * np.tanh(s),
+        "twice": lambda: once(once(s)),
     }  # fmt: skip
     return chosen(form, CAPS, of)
 
@@ -67,9 +73,9 @@ def cap_slope(model: Model, c: Choices) -> Array | float:
     if cap is None:
         return 1.0
     t = np.tanh(uncapped(model, c) / cap)
-    of = {
-        "right": 1 - t**2, "none": np.ones_like(t), "of the capped score": 1 - np.tanh(t) ** 2,
-        "not squared": 1 - t, "capped score not divided": 1 - (cap * t) ** 2,
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: 1 - t**2, "none": lambda: np.ones_like(t), "of the capped score": lambda: 1 - np.tanh(t) ** 2,
+        "not squared": lambda: 1 - t, "capped score not divided": lambda: 1 - (cap * t) ** 2,
     }  # fmt: skip
     return chosen(c["cap_slope"], CAP_SLOPES, of)
 
@@ -90,10 +96,12 @@ def drop_factors(model: Model, c: Choices) -> Array | float:
     if model.geometry.dropout is None or model.pairs.keep is None:
         return 1.0
     more = 1 / (1 - model.geometry.dropout[0])
-    mask = more * model.entries(model.pairs.keep, c, "drop")
-    of = {"right": mask, "none": np.ones_like(mask), "inverted": more - mask}
-    if model.next_keep is not None:
-        of["next seed"] = more * model.entries(model.next_keep, c, "drop")
+    mask, next_keep = more * model.entries(model.pairs.keep, c, "drop"), model.next_keep
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: mask, "none": lambda: np.ones_like(mask), "inverted": lambda: more - mask,
+    }  # fmt: skip
+    if next_keep is not None:
+        of["next seed"] = lambda: more * model.entries(next_keep, c, "drop")
     return c["drop_times"] * chosen(c["drop"], DROPS, of)
 
 

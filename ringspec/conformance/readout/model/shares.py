@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -158,13 +159,15 @@ def for_dv(model: Model, c: Choices, s: Array, p: Array, g: Array, d: Array, use
     if not c["dv_form"].any():
         return np.asarray(of_dv * drop)
     m = s.max(axis=4, keepdims=True)
-    free = np.where(np.isneginf(s), 0.0, np.exp(s - finite_shift(m))) * c["count"]
-    top = m.max(axis=1, keepdims=True)
-    of = {
-        "right": of_dv, "block's maximum": free,
-        "row maximum": np.where(np.isneginf(s), 0.0, np.exp(s - finite_shift(top))) * c["count"],
-        "block's lse": free / nonzero(free.sum(axis=4, keepdims=True)), "dS": c["ds_times"] * p * (g - d),
-        "p dp": p * g, "dp": np.broadcast_to(g, p.shape),
+
+    def free(maximum: Array) -> Array:
+        return np.where(np.isneginf(s), 0.0, np.exp(s - finite_shift(maximum))) * c["count"]
+
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: of_dv, "block's maximum": lambda: free(m),
+        "row maximum": lambda: free(m.max(axis=1, keepdims=True)),
+        "block's lse": lambda: free(m) / nonzero(free(m).sum(axis=4, keepdims=True)),
+        "dS": lambda: c["ds_times"] * p * (g - d), "p dp": lambda: p * g, "dp": lambda: np.broadcast_to(g, p.shape),
     }  # fmt: skip
     return chosen(c["dv_form"], DV_FORMS, of) * drop
 
@@ -187,24 +190,21 @@ def ds_of(
         pairs = shown(model, np.maximum(c["computed"], 0))
         computed = np.where(c["computed"] < 0, computed, pairs)
     computed = computed & (c["count"] != 0)
-    of = {
-        "right": ds, "p dp - delta": (p * g - d) * computed, "dp - delta": (g - d) * computed, "p": p,
-        "p dp": p * g, "p delta": p * d, "p (dp + delta)": p * (g + d), "dp": g * computed,
-        "p (1 - p) dp": p * (1 - p) * g, "p p (dp - delta)": p * p * (g - d),
-    }  # fmt: skip
-    hidden = DS_FORMS.index("hidden pairs")
-    if (form == hidden).any():
+
+    def hidden() -> Array:
         everything = next(x for x, mask in enumerate(model.masks) if mask.all())
-        free = scores_of_pairs(
-            model, Choices({**c.of, "mask": np.full_like(c["mask"], everything)})
-        )
+        all_pairs = Choices({**c.of, "mask": np.full_like(c["mask"], everything)})
         with np.errstate(over="ignore"):
-            of["hidden pairs"] = np.exp(free - used) * c["count"] * (g - d) * computed
-    return chosen(
-        form,
-        DS_FORMS,
-        {name: c["ds_times"] * x * slope for name, x in of.items()} | {"right": ds},
-    )
+            free = np.exp(scores_of_pairs(model, all_pairs) - used)
+        return free * c["count"] * (g - d) * computed
+
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: p * (g - d), "p dp - delta": lambda: (p * g - d) * computed,
+        "dp - delta": lambda: (g - d) * computed, "p": lambda: p, "p dp": lambda: p * g, "p delta": lambda: p * d,
+        "p (dp + delta)": lambda: p * (g + d), "dp": lambda: g * computed, "p (1 - p) dp": lambda: p * (1 - p) * g,
+        "p p (dp - delta)": lambda: p * p * (g - d), "hidden pairs": hidden,
+    }  # fmt: skip
+    return np.asarray(c["ds_times"] * chosen(form, DS_FORMS, of) * slope)
 
 
 def share_of_bias(model: Model, c: Choices, core: Core) -> Array | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ringspec.conformance.readout.choices import SINKS, Choices
@@ -33,11 +35,12 @@ def sink_logits(model: Model, c: Choices, name: str, maximum: Array, block_lse: 
     x = model.sinks[head[:, 0, :, :, 0]]
     seen = (~np.isneginf(block_lse)).sum(axis=1)[..., None]
     scale, first = model.geometry.scale, np.arange(x.shape[3]) == 0
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: x, "none": lambda: np.full_like(x, -np.inf), "every step": lambda: x + np.log(model.workers),
+        "every block": lambda: x + np.log(seen), "times scale": lambda: x * scale, "divided by scale": lambda: x / scale,
+        "times ln 2": lambda: x * LN2, "divided by ln 2": lambda: x / LN2, "first": lambda: np.where(first, x, -np.inf),
+        "unshifted": lambda: x + maximum[..., None], "negated": lambda: -x,
+        "not exponentiated": lambda: np.log(x) + maximum[..., None],
+    }  # fmt: skip
     with np.errstate(divide="ignore", invalid="ignore"):
-        of = {
-            "right": x, "none": np.full_like(x, -np.inf), "every step": x + np.log(model.workers),
-            "every block": x + np.log(seen), "times scale": x * scale, "divided by scale": x / scale,
-            "times ln 2": x * LN2, "divided by ln 2": x / LN2, "first": np.where(first, x, -np.inf),
-            "unshifted": x + maximum[..., None], "not exponentiated": np.log(x) + maximum[..., None], "negated": -x,
-        }  # fmt: skip
-    return chosen(of_workers(c[name])[..., None], SINKS, of)
+        return chosen(of_workers(c[name])[..., None], SINKS, of)

@@ -48,17 +48,23 @@ def row_lse(
     # A block's lse comes from its forward pass, so tiles that the backward pass skips count in it.
     mask = forward.choices["mask"]
     masked = s if mask is c["mask"] else scores_of_pairs(model, Choices({**c.of, "mask": mask}))
-    m = s.max(axis=4)
-    shift = finite_shift(masked.max(axis=4))
-    local = log_of(shift, np.exp(masked - shift[..., None]).sum(axis=4))[..., None]
-    top, last, first = (x.reshape(-1)[at] for x in (forward.maximum, *forward.ends))
-    of = {
-        "right": saved, "block": local, "base 2": saved / LN2, "times ln 2": saved * LN2, "maximum": top,
-        "zero": np.zeros_like(saved), "delta": delta, "log l": saved - top, "last block": last, "first block": first,
-        "so far": forward.running[..., None], "negative": -saved, "block's maximum": finite_shift(m)[..., None],
-        "times scale": saved * model.geometry.scale, "divided by scale": saved / model.geometry.scale,
-        "without the sinks": forward.bare.reshape(-1)[at], "chunk": lse_of_chunks(model, s),
-        "zero if empty": finite_shift(saved),
+
+    def local() -> Array:
+        shift = finite_shift(masked.max(axis=4))
+        return log_of(shift, np.exp(masked - shift[..., None]).sum(axis=4))[..., None]
+
+    def of_row(x: Array) -> Array:
+        return x.reshape(-1)[at]
+
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: saved, "block": local, "base 2": lambda: saved / LN2, "times ln 2": lambda: saved * LN2,
+        "maximum": lambda: of_row(forward.maximum), "zero": lambda: np.zeros_like(saved), "delta": lambda: delta,
+        "log l": lambda: saved - of_row(forward.maximum), "last block": lambda: of_row(forward.ends[0]),
+        "first block": lambda: of_row(forward.ends[1]), "so far": lambda: forward.running[..., None],
+        "negative": lambda: -saved, "block's maximum": lambda: finite_shift(s.max(axis=4))[..., None],
+        "times scale": lambda: saved * model.geometry.scale, "divided by scale": lambda: saved / model.geometry.scale,
+        "without the sinks": lambda: of_row(forward.bare), "chunk": lambda: lse_of_chunks(model, s),
+        "zero if empty": lambda: finite_shift(saved),
     }  # fmt: skip
     return chosen(c["lse"], LSES, of)
 
@@ -82,18 +88,22 @@ def row_delta(
     if not c["delta"].any():
         return saved
     local, mass = (p * g).sum(axis=4, keepdims=True), p.sum(axis=4, keepdims=True)
-    of_block = (forward.block_p * g).sum(axis=4)
-    last, first = (
-        x[:, None, ..., None]
-        for x in ends(model, np.where(np.isneginf(forward.block_lse), -np.inf, of_block))
-    )
-    of = {
-        "right": saved, "block": local, "none": np.zeros_like(saved), "block's own p": local / nonzero(mass),
-        "lse": lse, "times l": saved * np.exp(forward.lse - finite_shift(forward.maximum))[:, None, ..., None],
-        "times p": saved * mass, "first block": first, "last block": last,
-        "block's own o": of_block[..., None], "block's p dp twice": saved + local,
-        "chunk": of_chunks(model, p * g, np.sum),
-        "of the group": over_group(saved, model.group, 2) if saved.shape[4] == 1 else saved,
+
+    def of_block() -> Array:
+        return np.asarray((forward.block_p * g).sum(axis=4))
+
+    def of_end(number: int) -> Array:
+        seen = np.where(np.isneginf(forward.block_lse), -np.inf, of_block())
+        return ends(model, seen)[number][:, None, ..., None]
+
+    of: dict[str, Callable[[], Array]] = {
+        "right": lambda: saved, "block": lambda: local, "none": lambda: np.zeros_like(saved), "lse": lambda: lse,
+        "times l": lambda: saved * np.exp(forward.lse - finite_shift(forward.maximum))[:, None, ..., None],
+        "block's own p": lambda: local / nonzero(mass), "times p": lambda: saved * mass,
+        "first block": lambda: of_end(1), "last block": lambda: of_end(0),
+        "block's own o": lambda: of_block()[..., None], "block's p dp twice": lambda: saved + local,
+        "chunk": lambda: of_chunks(model, p * g, np.sum),
+        "of the group": lambda: over_group(saved, model.group, 2) if saved.shape[4] == 1 else saved,
     }  # fmt: skip
     return chosen(c["delta"], DELTAS, of)
 
