@@ -47,6 +47,10 @@ class Place:
         return np.asarray(self.table.any(axis=(2, 3, 4)))
 
 
+def everywhere(geometry: Geometry) -> Place:
+    return Place("", np.ones((geometry.workers, geometry.workers, 1, 1, 1), bool), 0.0)
+
+
 def block_places(
     geometry: Geometry, phase: str, visible: Booleans, distinct: bool = True
 ) -> list[Place]:
@@ -58,7 +62,7 @@ def block_places(
     a, b = np.indices((W, W))
     step = geometry.steps(phase)
     computing = b if geometry.travels(phase) == "queries" else a
-    found = [Place("", np.ones((W, W, 1, 1, 1), bool), 0.0)]
+    found = [everywhere(geometry)]
 
     def add(words: str, blocks: Booleans, cost: float) -> None:
         table = blocks[:, :, None, None, None]
@@ -212,6 +216,11 @@ def joined(place: Place, part: Place) -> Place:
     return Place(words, place.table & part.table, place.cost + part.cost)
 
 
+def parts_of_blocks(geometry: Geometry, of_rows: bool) -> list[Place]:
+    """Return the parts of :func:`part_places`; with ``of_rows``, only those that are whole rows."""
+    return [x for x in part_places(geometry) if not of_rows or x.table.shape[4] == 1]
+
+
 class Places:
     """All places that consist of the same part of each block in one of the sets ``blocks``.
 
@@ -220,9 +229,7 @@ class Places:
 
     def __init__(self, geometry: Geometry, blocks: Sequence[Place], of_rows: bool = False) -> None:
         W, H, n = geometry.workers, geometry.heads, geometry.slots
-        parts = part_places(geometry)
-        self.blocks = blocks
-        self.parts = [x for x in parts if not of_rows or x.table.shape[4] == 1]
+        self.blocks, self.parts = blocks, parts_of_blocks(geometry, of_rows)
         rows = blocks[0].table.shape[1] if len(blocks) else 1
         tables = [np.broadcast_to(x.table, (W, rows, 1, 1, 1)).ravel() for x in blocks]
         self.of_blocks = np.array(tables, np.float32)
@@ -292,18 +299,6 @@ class Places:
         most = max((gain[x] for x in fits), default=0.0)
         best = [self.parts[x] for x in fits if gain[x] == most]
         return [(joined(place, part), part.table[:, 0, :, :, 0]) for part in best]
-
-    def named(self, words: str) -> Place | None:
-        """Return the place that ``words`` describe; None if there is none."""
-        for place in self.blocks:
-            if place.words == words:
-                return place
-            if not place.words or words.startswith(f"{place.words}, "):
-                rest = words.removeprefix(f"{place.words}, ") if place.words else words
-                for part in self.parts[1:]:
-                    if part.words == rest:
-                        return joined(place, part)
-        return None
 
 
 def listed(blocks: Booleans, known: Sequence[Place]) -> Place | None:
@@ -422,7 +417,18 @@ def place_named(
             return None
         table[numbers[::2], numbers[1::2]] = True
         return listed(table, ())
+    if not words and not of_workers:
+        return everywhere(geometry)
     places = (
         worker_places(geometry) if of_workers else block_places(geometry, phase, visible, False)
     )
-    return Places(geometry, places, of_workers).named(words)
+    parts = parts_of_blocks(geometry, of_workers)[1:]
+    for place in places:
+        if place.words == words:
+            return place
+        if not place.words or words.startswith(f"{place.words}, "):
+            rest = words.removeprefix(f"{place.words}, ") if place.words else words
+            for part in parts:
+                if part.words == rest:
+                    return joined(place, part)
+    return None
