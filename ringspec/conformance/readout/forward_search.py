@@ -254,7 +254,9 @@ def forward_faults(
             before = match.alike["A"]
             slots = reader.geometry.slots
             better, worse = of_pairs(after & ~before, slots), of_pairs(before & ~after, slots)
-            if better.any() and not (last and not (after | before).all()):
+            # A half whose weights are all 0 in a block may be small in the whole row.
+            faint = ~in_halves(there)
+            if better.any() and not (last and not (after | before | faint).all()):
                 able = touching(in_halves(~match.equal["A"]) & ~before) if last else None
                 yield from reader.at_best(kind, places, better, worse, attempt, able=able)
 

@@ -120,14 +120,19 @@ def alike(seen: Array, ours: Array, tolerance: float) -> Booleans:
 
 
 def ratio_steady(seen: Array, ours: Array, tolerance: float) -> Booleans:
-    """Return where two arrays, along the last axis, have the same zeros and otherwise differ by one positive factor."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        nothing = np.abs(ours) <= ZERO
-        zeros = (np.abs(seen) <= ZERO) == nothing
+    """Return where two arrays, along the last axis, have the same zeros and otherwise differ by one positive factor.
+
+    What the factor of the others makes smaller than ZERO may be 0.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        nothing, hidden = np.abs(ours) <= ZERO, np.abs(seen) <= ZERO
+        left_out = nothing | hidden
         ratio = seen / np.where(nothing, 1.0, ours)
-        low = np.where(nothing, np.inf, ratio).min(axis=-1)
-        high = np.where(nothing, -np.inf, ratio).max(axis=-1)
-        steady = (high <= low * (1 + 2 * tolerance)) & (low > 0) | (high == -np.inf)
+        low = np.where(left_out, np.inf, ratio).min(axis=-1)
+        high = np.where(left_out, -np.inf, ratio).max(axis=-1)
+        zeros = np.where(hidden, nothing | (np.abs(ours) * high[..., None] <= 2 * ZERO), ~nothing)
+        steady = (high <= low * (1 + 2 * tolerance)) & (low > 0) & (high > 0)
+        steady |= nothing.all(axis=-1)
     return zeros.all(axis=-1) & steady
 
 
