@@ -22,6 +22,7 @@ from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.forward_search import explain_forward
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.masks import masks_of, of_first_sizes
+from ringspec.conformance.readout.matches import ratio_steady
 from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
 from ringspec.conformance.readout.pairs import Seen
@@ -30,7 +31,8 @@ from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.proof import read_proven
 from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
-from ringspec.conformance.readout.ring_results import RingOf
+from ringspec.conformance.readout.replay import gives
+from ringspec.conformance.readout.ring_results import RingOf, RingOfFaults
 from ringspec.conformance.readout.told import Told, combined, unexplained
 from ringspec.conformance.readout.vocabulary import every_kind, fault_named, kinds_of
 from ringspec.conformance.run import explain
@@ -668,3 +670,45 @@ def test_the_words_of_a_kind_are_made_by_the_same_function_in_every_ring():
                     makers[phase, kind.words].add(part.name)
     assert len(makers) > 5000
     assert all(len(names) == 1 for names in makers.values())
+
+
+def test_scores_without_the_scale_are_found_among_single_faults():
+    """They leave weights that count as 0 beside larger ones, which do not speak against them."""
+    target = MutantTarget(MUTANTS["scale-missing"], "float32")
+    reading = run_problem(target, problems_for(target.capabilities)[0][0]).reading
+    assert [fault.kind for fault in reading.forward.sets[0]] == [
+        "scores are not multiplied by the scale"
+    ]
+    assert reading.evaluations < 3_000  # 8,800 if they are found only among sets of two
+
+
+@pytest.mark.parametrize(
+    ("seen", "ours", "same"),
+    [
+        ([2e-3, 1e-9, 0.0], [0.2, 1e-7, 0.0], True),
+        ([2e-3, 0.0, 0.0], [0.2, 0.1, 0.0], False),
+        ([1e-9, 1e-9, 0.0], [0.2, 0.2, 0.0], False),
+        ([2e-3, 1e-3, 0.0], [0.2, 0.2, 0.0], False),
+        ([2e-3, 1e-3, 1e-3], [0.2, 0.1, 0.0], False),
+        ([2e-3, 0.0, 0.0], [0.2, 1e-4, 0.0], True),
+        ([np.nan, 1e-3, 0.0], [0.2, 0.1, 0.0], False),
+        ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0], True),
+    ],
+)
+def test_weights_agree_up_to_a_factor_if_it_also_makes_those_small_that_are_0(seen, ours, same):
+    assert ratio_steady(np.array(seen), np.array(ours), 1e-3) == same
+
+
+def test_gradients_are_replayed_only_if_the_forward_pass_fits(monkeypatch):
+    target = MutantTarget(MUTANTS["dkv-not-home"], "float32")
+    problem = problems_for(target.capabilities)[0][0]
+    outputs = run_problem(target, problem).outputs[1]
+
+    def forbidden(self, first):
+        raise AssertionError("a backward pass was computed")
+
+    monkeypatch.setattr(RingOfFaults, "backward_pass", forbidden)
+    wrong = Told((Named("forward", "scores are not multiplied by the scale", "", 1.0, ""),))
+    assert not gives(wrong, problem.proof, outputs).fits
+    with pytest.raises(AssertionError, match="a backward pass"):
+        gives(Told(), problem.proof, outputs)

@@ -31,6 +31,11 @@ def masks_of(geometry: Geometry) -> list[Mask]:
     return made_masks(dataclasses.replace(geometry, scale=1.0, usual_scale=None))
 
 
+def right_mask(geometry: Geometry) -> Mask:
+    """Return the correct mask."""
+    return next(every_mask(geometry))
+
+
 @lru_cache(maxsize=24)
 def made_masks(geometry: Geometry) -> list[Mask]:
     """Make the masks of :func:`masks_of`."""

@@ -24,9 +24,11 @@ from ringspec.conformance.readout.geometry import WAYS
 from ringspec.conformance.readout.hints import ROUNDING, hint_for
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.known_faults import Known
+from ringspec.conformance.readout.masks import right_mask
 from ringspec.conformance.readout.matches import Explanation, Match, near
 from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
+from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.model.scores import drop_factors, scores_of_pairs
 from ringspec.conformance.readout.not_finite import FROM_FORWARD, GRADIENTS, not_finite
 from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
@@ -391,7 +393,7 @@ def sizes_of(problem: Problem) -> dict[str, Array]:
     The result has o, dq [W, H, n, d], dk, dv [W, Hkv, n, d] and lse [W, H, n].
     """
     pairs, geometry = problem.pairs, problem.pairs.geometry
-    model = Reader(pairs, problem.tolerance).model
+    model = Model(pairs, [right_mask(geometry).pattern], [])
     forward = forward_pass(model, model.right)
     inputs, dim = problem.inputs, problem.call.worker("q", 0).shape[3]
     q, k, v, dy = (np.abs(inputs[name]) for name in ("q", "k", "v", "dy"))

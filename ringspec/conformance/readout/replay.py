@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ringspec.conformance.readout.matches import near
 from ringspec.conformance.readout.pairs import OF_SLOTS
 from ringspec.conformance.readout.problems import TOLERANCES
 from ringspec.conformance.readout.reading import Named
-from ringspec.conformance.readout.ring_results import OF_FORWARD, Results, RingOf
+from ringspec.conformance.readout.ring_results import OF_FORWARD, Made, Results, RingOf
 from ringspec.conformance.readout.rounding import LOOSE, is_rounding
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.target.protocol import Call
@@ -122,16 +122,13 @@ class Replayed:
                 way = ring.given.geometry.parts
                 if way and (any(one.fits for one in found) or (way == VISIBLE and not tiled(told))):
                     continue
-                made = ring.results_of(
+                made = ring.passes_of(
                     told, saved_in(self.outputs, entry) if phase == "backward" else None
                 )
                 if made is None and in_every_way:
                     return None
-                if made is not None and phase:
-                    of_pass = [x for x in made[0] if (x in OF_FORWARD) == (phase == "forward")]
-                    made = tuple({name: x[name] for name in of_pass} for x in made)  # type: ignore[assignment]
                 if made is not None:
-                    found.append(self.nearer(entry, made, rounded))
+                    found.append(self.nearer(entry, made, phase, rounded))
             if not found:
                 return None
             parts.append(next((one for one in found if one.fits), found[0]))
@@ -150,11 +147,23 @@ class Replayed:
             or any(ring.fault(fault.name) is not None for ring in self.rings[0])
         ]
 
-    def nearer(self, entry: int, made: tuple[Results, Results], rounded: bool) -> Compared:
-        """Compare one batch entry with the results of the faults; ``rounded``: some values are rounded to 16 bits."""
+    def nearer(self, entry: int, made: Iterable[Made], phase: str, rounded: bool) -> Compared:
+        """Compare one batch entry with what the passes of a ring with the faults make, until one pass does not fit.
+
+        ``phase``: as for :meth:`compared`. ``rounded``: some values are rounded to 16 bits.
+        """
         tolerance = TOLERANCES[self.call.formats["inputs"]]
         tolerance = max(tolerance, LOOSE) if rounded else tolerance
-        return nearer(self.call, entry, self.outputs, self.right, *made, tolerance)
+        o, wrong = None, False
+        for of_pass, (ours, sizes) in zip(("forward", "backward"), made, strict=False):
+            if phase in ("", of_pass):
+                outputs = {name: x for name, x in self.outputs.items() if name in ours}
+                one = nearer(self.call, entry, outputs, self.right, ours, sizes, tolerance, o)
+                wrong |= one.wrong
+                if not one.fits:
+                    return Compared(False, wrong)
+                o = ours.get("o")
+        return Compared(True, wrong)
 
     def without_contradiction(self, told: Told) -> Told:
         """Reduce each fault to what no later one changes again, if the faults then fit as well.
@@ -185,12 +194,13 @@ def nearer(
     ours: Results,
     sizes: Results,
     tolerance: float,
+    o: Array | None = None,
 ) -> Compared:
     """Compare one batch entry of the outputs with the results of the faults and with the correct ones.
 
     ``ours`` are the results that the faults give, and ``right`` the correct ones. The outputs fit if each element is
     within the tolerance, and each wrong tensor is much nearer to ``ours`` than to ``right``; NaN fits only NaN in ``ours``.
-    ``sizes``: for each element, the sum of the absolute values of its terms.
+    ``sizes``: for each element, the sum of the absolute values of its terms. ``o``: the forward pass's, for gradients.
     """
     wrong = False
     for name in outputs.keys() & ours.keys():
@@ -203,7 +213,7 @@ def nearer(
             empty = (call.index_q < 0).reshape(call.workers, 1, -1, *[1] * (got.ndim - 3))
             got, true = np.where(empty, ours[name], got), np.where(empty, ours[name], true)
         # The gradients of a forward pass with NaN are compared where they are finite.
-        passed_on = name not in OF_FORWARD and "o" in ours and np.isnan(ours["o"]).any()
+        passed_on = o is not None and np.isnan(o).any()
         missing = np.isnan(got) & (passed_on | np.isnan(ours[name]))
         if not (missing | near(got, ours[name], sizes[name], tolerance)).all():
             return Compared(False, wrong)

@@ -9,7 +9,7 @@ pass, the weights P of the backward pass and the gradient dS of the scores, whic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,11 +22,11 @@ from ringspec.conformance.readout.effects import STORED
 from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.geometry import dealt_otherwise
 from ringspec.conformance.readout.kinds import Fault
-from ringspec.conformance.readout.masks import masks_of
+from ringspec.conformance.readout.masks import masks_of, right_mask
 from ringspec.conformance.readout.merges import INFINITE, MERGES, ZERO_NOT_NAN
 from ringspec.conformance.readout.model.arrays import placed
 from ringspec.conformance.readout.model.backward import gradient_of_forward, gradient_of_sinks
-from ringspec.conformance.readout.model.forward import forward_pass
+from ringspec.conformance.readout.model.forward import Forward, forward_pass
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.model.shares import (
     Core,
@@ -48,6 +48,9 @@ from ringspec.problem.model import Array
 NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S and G
 OF_FORWARD = ("o", "lse")
 Results = dict[str, Array]
+Name = tuple[str, str, str]  # as Fault.name
+# The results of a pass, and the sizes of their elements; see ringspec.conformance.readout.replay.nearer.
+Made = tuple[Results, Results]
 
 
 class RingOf:
@@ -55,18 +58,26 @@ class RingOf:
 
     def __init__(self, given: Given) -> None:
         self.given = given
-        self.known: dict[tuple[str, str, str], Fault | None] = {}
+        self.known: dict[Name, Fault | None] = {}
+        # The last forward pass, with its model and the names of its faults: the next often differs only in the backward pass.
+        self.last: tuple[Model, list[Name], ForwardMade] | None = None
 
     @cached_property
     def masks(self) -> list[Mask]:
         return masks_of(self.given.geometry)
 
     @cached_property
+    def right_model(self) -> Model:
+        """The model of a ring without faults, which needs no wrong mask."""
+        pattern = right_mask(self.given.geometry).pattern & self.given.also
+        return Model(pairs_of_call(self.given), [pattern], [])
+
+    @cached_property
     def model(self) -> Model:
         patterns = [mask.pattern & self.given.also for mask in self.masks]
         return Model(pairs_of_call(self.given), patterns, dealt_otherwise(self.given.geometry))
 
-    def fault(self, name: tuple[str, str, str]) -> Fault | None:
+    def fault(self, name: Name) -> Fault | None:
         """Return the fault with this name; None if this ring has no such fault (a ring of two workers has no step 2)."""
         if name not in self.known:
             self.known[name] = fault_named(self.given.geometry, self.masks, name)
@@ -88,10 +99,10 @@ class RingOf:
                 return dataclasses.replace(named, kind=kind.words, cost=cost)
         return named
 
-    def results_of(
+    def passes_of(
         self, told: Told, saved: tuple[Array, Array] | None = None
-    ) -> tuple[Results, Results] | None:
-        """Return the results of a ring with the faults, and the sizes of their elements (see :func:`nearer`).
+    ) -> Iterator[Made] | None:
+        """Return what a ring with the faults makes: the results of its forward pass and, if there is a dy, of its backward pass.
 
         The result is None if this ring has none of the faults, or if the effect of a fault cannot be computed
         by the four products in the module's docstring. ``saved``: o and lse for the backward pass, in place of those of
@@ -99,8 +110,9 @@ class RingOf:
         """
         given = [fault for fault in told.faults if not is_rounding(fault.kind)]
         faults = [one for fault in given if (one := self.fault(fault.name)) is not None]
-        model = self.model
-        forward = composed(model.right, [one for one in faults if one.phase == "forward"])
+        model = self.model if faults else self.right_model
+        of_forward = [one for one in faults if one.phase == "forward"]
+        forward = composed(model.right, of_forward)
         base = carried(model.right, forward) if told.base == SAME else model.right
         backward = composed(base, [one for one in faults if one.phase == "backward"])
         whole = any(np.any(c[x]) for x in NOT_LINEAR for c in (forward, backward))
@@ -109,13 +121,23 @@ class RingOf:
         moved = not model.correct(forward, "q") or forward["k.head"] is not model.right["k.head"]
         if (given and not faults) or whole or (derived and moved):
             return None
+        as_saved = told.base == SAVED
+        ring = RingOfFaults(
+            self.given, model, forward, backward, derived, as_saved, None if as_saved else saved
+        )
+        return self.made([one.name for one in of_forward], ring)
+
+    def made(self, names: list[Name], ring: RingOfFaults) -> Iterator[Made]:
+        """Yield what :meth:`passes_of` returns; ``names``: those of the faults of the forward pass."""
         with np.errstate(all="ignore"):  # wrong choices overflow
-            found = Numbers(self.given, model, forward, backward, derived, saved).all()
-            if told.base == SAVED:
-                before = forward.taking(STORED, model.right)
-                kept = Numbers(self.given, model, before, backward, False).all()
-                found = found[0] | gradients(kept[0]), found[1] | gradients(kept[1])
-            return found
+            if self.last is None or self.last[0] is not ring.model or self.last[1] != names:
+                self.last = ring.model, names, ring.forward_pass(ring.forward)
+        first = self.last[2]
+        yield first.results, first.sizes
+        if self.given.dy is not None:
+            with np.errstate(all="ignore"):
+                made = ring.backward_pass(first)
+            yield made
 
 
 def same_changes(
@@ -126,11 +148,6 @@ def same_changes(
     return ours.keys() == theirs.keys() and all(
         np.array_equal(np.asarray(x), np.asarray(theirs[slot])) for slot, x in ours.items()
     )
-
-
-def gradients(results: Results) -> Results:
-    """Return the gradients alone."""
-    return {name: x for name, x in results.items() if name not in OF_FORWARD}
 
 
 def without_nan(choices: Choices) -> Choices:
@@ -152,11 +169,25 @@ def pairs_of_call(given: Given) -> Pairs:
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """The outputs of a ring that makes the choices ``forward`` and ``backward``, for given tensors.
+class ForwardMade:
+    """A forward pass: its ``results`` o and lse, their ``sizes``, and what the backward pass takes from it.
+
+    ``weights`` [a, b, h, i, j]: of each pair in the row of o that the worker computes, before it is stored elsewhere.
+    """
+
+    made: Forward
+    weights: Array
+    results: Results
+    sizes: Results
+
+
+@dataclass(frozen=True)
+class RingOfFaults:
+    """A ring that makes the choices ``forward`` and ``backward``, for given tensors.
 
     ``derived``: the backward pass is the gradient of the forward pass with its choices, and ``backward`` is not used
-    for P and dS. ``saved``: the o and lse that the backward pass uses; None for those of this forward pass.
+    for P and dS. ``as_saved``: the backward pass uses o and lse as they were before they were stored wrongly. ``saved``:
+    the o and lse that the backward pass uses; None for those of this forward pass.
     """
 
     given: Given
@@ -164,41 +195,56 @@ class Numbers:
     forward: Choices
     backward: Choices
     derived: bool
+    as_saved: bool = False
     saved: tuple[Array, Array] | None = None
 
-    def all(self) -> tuple[Results, Results]:
-        """Return the results of the forward pass and, if there is a dy, of the backward pass; then their sizes."""
-        given, model, right = self.given, self.model, self.model.right
-        first = forward_pass(model, self.forward)
-        at_home = self.forward.taking(
-            (*components("v"), *components("o_row"), "o_to", "o_tokens"), right
-        )
-        weights = forward_pass(model, at_home).weights
-        o, size = self.product(weights, self.forward, ("q", right), "v", given.v, given.q)
-        results = {"o": self.put_back(o), "lse": first.lse}
+    def forward_pass(self, c: Choices) -> ForwardMade:
+        """Return what a forward pass with the choices ``c`` makes."""
+        given, right = self.given, self.model.right
+        first = forward_pass(self.model, c)
+        moved = (*components("v"), *components("o_row"), "o_to", "o_tokens")
+        at_home = all(c[x] is right[x] for x in moved)
+        weights = first.weights
+        if not at_home:
+            weights = forward_pass(self.model, c.taking(moved, right)).weights
+        o, size = self.product(weights, weights, c, ("q", right), "v", given.v, given.q)
+        results = {"o": self.put_back(o, c), "lse": first.lse}
         sizes = {
-            "o": self.put_back(size),
+            "o": self.put_back(size, c),
             "lse": np.maximum(1.0, np.abs(np.nan_to_num(first.lse, neginf=0.0))),
         }
-        if given.dy is None:
-            return results, sizes
-        finite_too = without_nan(self.forward)
-        if finite_too is not self.forward and np.isnan(first.lse).any():
-            finite = dataclasses.replace(self, forward=finite_too).all()
-            return results | gradients(finite[0]), sizes | gradients(finite[1])
+        return ForwardMade(first, weights, results, sizes)
+
+    def backward_pass(self, first: ForwardMade) -> Made:
+        """Return the gradients and their sizes; ``first``: what the forward pass made."""
+        c = self.forward
+        if self.as_saved:
+            c = c.taking(STORED, self.model.right)
+            first = self.forward_pass(c)
+        finite = without_nan(c)
+        if finite is not c and np.isnan(first.results["lse"]).any():
+            c, first = finite, self.forward_pass(finite)
+        return self.gradients(c, first)
+
+    def gradients(self, forward: Choices, first: ForwardMade) -> Made:
+        """Return the gradients and their sizes after a forward pass with the choices ``forward``."""
+        given, model, right = self.given, self.model, self.model.right
+        assert given.dy is not None
+        o, weights = first.results["o"], first.weights
+        results, sizes = dict[str, Array](), dict[str, Array]()
         of_q, of_kv = (self.backward.in_kernel(kernel) for kernel in KERNELS)
         if self.derived:
-            made = gradient_of_forward(model, self.forward)
+            made = gradient_of_forward(model, forward)
             dbias, dsinks, ds = made.ds_of_bias, made.dsinks, made.ds_of_dq
             shares = weights, ds, ds
-            p, delta = weights, (given.dy * results["o"]).sum(axis=3)[:, None, ..., None]
+            p, delta = weights, (given.dy * o).sum(axis=3)[:, None, ..., None]
         else:
-            o, lse = self.saved or (results["o"], first.lse)
+            saved_o, lse = self.saved or (o, first.made.lse)
             every = {c["delta_dims"] for c in (right, of_q, of_kv)}
-            products = {part: self.products_with_dy(o, part) for part in every}
+            products = {part: self.products_with_dy(saved_o, part) for part in every}
             flat = products[right["delta_dims"]]
             cores = [
-                core_of_pairs(model, c, first, lse, products[c["delta_dims"]])
+                core_of_pairs(model, c, first.made, lse, products[c["delta_dims"]])
                 for c in (of_q, of_kv)
             ]
             shares = self.shares(of_q, of_kv, *cores)
@@ -206,28 +252,25 @@ class Numbers:
             dbias = share_of_bias(model, of_q, cores[0])
             if dbias is not None:
                 dbias = stored(model, "dbias", of_q, dbias, "dbias_to", "dbias_k")
-            dsinks = gradient_of_sinks(model, self.backward, first, lse, flat)
+            dsinks = gradient_of_sinks(model, self.backward, first.made, lse, flat)
         parts = np.abs(p) * (np.abs(model.pairs.g).max() + np.abs(delta))
         if dsinks is not None:
-            weight = np.abs(1 - p.sum(axis=(1, 4))) * np.abs(given.dy * results["o"]).sum(axis=3)
+            weight = np.abs(1 - p.sum(axis=(1, 4))) * np.abs(given.dy * o).sum(axis=3)
             results["dsinks"] = dsinks
             sizes["dsinks"] = np.maximum(np.abs(dsinks), weight.sum(axis=2)[..., None])
         if dbias is not None:
             results["dbias"] = self.by_column(dbias)
             sizes["dbias"] = self.by_column(np.maximum(np.abs(dbias), parts))
         scale = given.geometry.scale
-        of_v = self.forward if self.derived else of_kv
+        of_v = forward if self.derived else of_kv
         to_v = "v" if self.derived else "dv_to"
         for name, share, c, goal, source, x, like in (
             ("dv", shares[0], of_kv, (to_v, of_v), "dv_dy", given.dy, given.v),
             ("dq", scale * shares[1], of_q, ("dq_to", of_q), "dq_k", given.k, given.q),
             ("dk", scale * shares[2], of_kv, ("dk_to", of_kv), "dk_q", given.q, given.k),
         ):
-            results[name], size = self.product(share, c, goal, source, x, like)
-            if name != "dv":
-                share = scale * np.maximum(np.abs(parts), np.abs(share) / scale)
-                size = self.product(share, c, goal, source, x, like)[1]
-            sizes[name] = size
+            size = share if name == "dv" else np.maximum(scale * np.abs(parts), np.abs(share))
+            results[name], sizes[name] = self.product(share, size, c, goal, source, x, like)
         for found in (results, sizes):
             self.put_together(found)
         return results, sizes
@@ -276,13 +319,14 @@ class Numbers:
     def product(
         self,
         share: Array,
+        size: Array,
         c: Choices,
         goal: tuple[str, Choices],
         source: str,
         x: Array,
         like: Array,
     ) -> tuple[Array, Array]:
-        """Multiply ``share`` by the rows of ``x``; return the sums, and the same sums of absolute values.
+        """Multiply ``share`` by the rows of ``x``; return the sums, and the same sums of the absolute values of ``size``.
 
         For each pair of tokens, the choice ``source`` names the row of ``x``, and the choice ``goal`` the row of the
         result to which the product is added. The result has as many rows as ``like``.
@@ -291,18 +335,17 @@ class Numbers:
         count = columns[0] * columns[1] * columns[2]
         at = self.model.index(goal[1], goal[0]) * count + self.model.index(c, source)
         at = np.broadcast_to(at, self.model.shape).ravel()
-        flat = np.broadcast_to(share, self.model.shape).ravel()
         vectors = x.reshape(count, -1)
-        found = [
-            np.bincount(at, weights, rows * count).reshape(rows, count) @ y
-            for weights, y in ((flat, vectors), (np.abs(flat), np.abs(vectors)))
-        ]
-        value, size = (np.asarray(y.reshape(*like.shape[:3], -1), float) for y in found)
-        return value, size
+        sums = []
+        for part, y in ((share, vectors), (np.abs(size), np.abs(vectors))):
+            flat = np.broadcast_to(part, self.model.shape).ravel()
+            of_rows = np.bincount(at, flat, rows * count).reshape(rows, count) @ y
+            sums.append(np.asarray(of_rows.reshape(*like.shape[:3], -1), float))
+        return sums[0], sums[1]
 
-    def put_back(self, o: Array) -> Array:
+    def put_back(self, o: Array, c: Choices) -> Array:
         """Return o as the workers store it, with its tokens in the order in which they are put back."""
-        c, model = self.forward, self.model
+        model = self.model
         if not model.correct(c, "o_row"):
             o = o.reshape(-1, o.shape[3])[model.row_index(c, "o_row")]
         if c["o_tokens"]:
