@@ -205,8 +205,8 @@ def backward_from(
         others = tuple((*first, *faults) for faults in one.others)
         one = Explanation((*first, *one.faults), one.whole, one.match, others, words)
         found.append((one, one.match.gain(found[0][0].match) if found else 0.0))
-        if one.whole and not one.faults:
-            return one
+        if one.whole and len(one.faults) <= 1:
+            return one  # no explanation under another base is simpler
     return max(found, key=lambda x: (x[0].whole, -len(x[0].faults), x[1]))[0]
 
 
