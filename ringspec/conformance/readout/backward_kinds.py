@@ -22,7 +22,8 @@ from ringspec.conformance.readout.kinds import (
     listing,
     verb,
 )
-from ringspec.conformance.readout.last_tiles import clamped_kinds
+from ringspec.conformance.readout.last_tiles import clamped_kinds, copied_kinds
+from ringspec.conformance.readout.merge_formulas import LN2
 from ringspec.conformance.readout.operands import Operand, operand_kinds
 from ringspec.conformance.readout.product_kinds import (
     dbias_kinds,
@@ -53,6 +54,7 @@ LSE_WORDS = {
     "last block": "p is computed with the lse of the last block",
     "first block": "p is computed with the lse of the first block",
     "so far": "p is computed with the lse of the blocks up to this one",
+    "before the last step": "p is computed with the lse of all blocks but that of the last step",
     "negative": "lse has the wrong sign",
     "block's maximum": "p is computed with the block's row maximum in place of lse",
     "delta": "delta is taken for lse",
@@ -62,6 +64,7 @@ LSE_WORDS = {
 
 DELTA_WORDS = {
     "block": "delta is summed over only the block's keys",
+    "so far": "delta is summed over only the keys of the blocks up to this one",
     "none": "delta is left out",
     "block's own p": "delta is <dp, p> of the block, with p normalised over the block",
     "times p": "delta is multiplied by the block's sum of p",
@@ -95,6 +98,7 @@ def backward_parts(
     yield product_kinds(geometry, distinct)
     yield zero_kinds()
     yield clamped_kinds(geometry, masks[0].pattern, "backward", distinct)
+    yield copied_kinds(geometry, distinct)
     yield overwritten_kinds(geometry, masks[0].pattern, distinct)
     yield replaced_kinds(geometry, masks[0].pattern)
     if geometry.softcap is not None:
@@ -126,9 +130,15 @@ def statistic_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -
     if geometry.run < geometry.slots:
         yield from chunk_kinds()
     for name, words in LSE_WORDS.items():
-        yield Kind(words, (("lse", LSES.index(name)),))
+        if name != "before the last step" or geometry.workers > 1:
+            yield Kind(words, (("lse", LSES.index(name)),))
     for name, words in DELTA_WORDS.items():
         yield Kind(words, (("delta", DELTAS.index(name)),))
+    for words, times, lse in (
+        ("p is 2**(s - lse), where s and lse are natural", LN2, "times ln 2"),
+        ("p is exp(s - lse), where s and lse are in base 2", 1 / LN2, "base 2"),
+    ):
+        yield Kind(words, (("times", times), ("lse", LSES.index(lse))), 1.05)
     for words, part in DIMS_WORDS.items():
         yield Kind(
             f"delta is summed over only {words} of the head dimension", (("delta_dims", part),)

@@ -19,12 +19,11 @@ from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Kind, factors, factors_beside_scores
 from ringspec.conformance.readout.masks import every_mask, numbers_of
 from ringspec.conformance.readout.operands import Operand, of_tables
-from ringspec.conformance.readout.product_kinds import DS_WORDS, blocks_left
+from ringspec.conformance.readout.product_kinds import DS_WORDS, IN_HIDDEN_PAIRS, blocks_left
 from ringspec.conformance.readout.visible import Mask
 from ringspec.problem.model import Array, Booleans
 
 # Wrong forms of dS that are not 0 in hidden pairs.
-IN_HIDDEN_PAIRS = ("p dp - delta", "dp - delta", "dp", "hidden pairs")
 CAP_WORDS = {
     "none": "the soft cap is not applied",
     "before the scale": "the soft cap is applied before the scale",

@@ -55,11 +55,11 @@ LSES_GIVEN = (
 )  # fmt: skip
 LSES = (
     "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "first block", "so far",
-    "negative", "block's maximum", "delta", "times scale", "divided by scale", "without the sinks", "chunk", "zero if empty",
+    "negative", "block's maximum", "delta", "times scale", "divided by scale", "without the sinks", "chunk", "zero if empty", "before the last step",
 )  # fmt: skip
 DELTAS = (
     "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",
-    "times l", "lse", "of the group", "chunk",
+    "times l", "lse", "of the group", "chunk", "so far",
 )  # fmt: skip
 DS_FORMS = (
     "right",
@@ -89,7 +89,7 @@ DV_FORMS = ("right", "block's maximum", "row maximum", "block's lse", "dS", "p d
 OPEN, BY_CAUSAL = "open chain", " by the causal mask"
 ROUTES = ("added", "kept if skipped", "lost if skipped", "not sent if skipped", OPEN)
 OF_ALL = (
-    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "routed", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "mixed", "padded", "other_o",
+    "hidden_merge", "started", "dy_ones", "turned", "stays", "resets", "o_tokens", "routed", "uncleared", "dq_of_group", "l_of_group", "tiles", "begins", "delta_dims", "not_home", "stacked", "mixed", "padded", "other_o", "starts",
 )  # fmt: skip
 
 
@@ -184,6 +184,7 @@ class Choices:
         ``other_o``: the block whose o is merged with a block's lse, as a name in OTHER_O of the kinds of the forward pass; '' if it is the block's own.
         ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
         ``mixed``: the gradients that are mixed, 'heads' or 'workers', and how, as in :func:`mixing`.
+        ``starts``: the gradients, of dk and dv, that start as copies of k and v, not as zeros.
         ``stacked``: whether dk + dv is returned as dk, and the dk + dv of the next worker as dv.
         ``turned``: 1 if dS is not transposed for dk, 2 if P is not transposed for dv, 3 for both, 4 if dS is transposed for dbias.
     """
@@ -325,6 +326,7 @@ def right_choices(geometry: Geometry) -> Choices:
             "resets": (),
             "not_home": "",
             "stacked": False,
+            "starts": (),
             "mixed": (),
             "hidden_merge": False,
             "started": False,

@@ -97,7 +97,7 @@ def matrices(kind: Kind) -> tuple[str, ...]:
 
 BOTH = ("dS of dq", "dS of dk", "dS of bias")
 
-OF_BUFFERS = ("routed", "uncleared", "mixed")
+OF_BUFFERS = ("routed", "uncleared", "mixed", "starts")
 
 READ_IN = {"dq": "dS of dq", "dk": "dS of dk", "dv": "P"}
 

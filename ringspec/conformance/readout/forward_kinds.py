@@ -16,7 +16,7 @@ from ringspec.conformance.readout.choices import (
 )
 from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
 from ringspec.conformance.readout.kinds import WITH_A_MASK, Kind, factors
-from ringspec.conformance.readout.last_tiles import clamped_kinds, padded_kinds
+from ringspec.conformance.readout.last_tiles import clamped_kinds, copied_kinds, padded_kinds
 from ringspec.conformance.readout.masks import every_mask, numbers_of
 from ringspec.conformance.readout.merges import MERGES
 from ringspec.conformance.readout.operands import Operand, operand_kinds
@@ -106,6 +106,7 @@ def forward_parts(
     yield state_kinds(geometry, masks)
     yield clamped_kinds(geometry, masks[0].pattern, "forward", distinct)
     yield padded_kinds(geometry, masks[0].pattern, distinct)
+    yield copied_kinds(geometry, distinct)
     yield stored_kinds(geometry)
 
 

@@ -35,10 +35,11 @@ DROPOUT = "look at which positions and head the dropout mask of a pair is made f
 ROUTES = "look at where the gradient accumulators are sent, how often, and which worker adds them up at the end"
 ROUNDING = "look at where these values are converted to a 16-bit format, or stored in a buffer that has one"
 
+OF_LAST_TILE = ("short last tile", "begins inside the one before", "filled up with copies")
 # Hints by the names of the choices; hint_for gives HEADS and ORDER before it looks here.
 HINTS = {
     LAST_TILE: ("padded",),
-    CLEARING: ("uncleared",),
+    CLEARING: ("uncleared", "starts"),
     MASKS: ("mask", "value_mask", "hidden_score"),
     LOOP: ("count",),
     SCORES: ("times", "centred", "cap", "cap_slope"),
@@ -95,7 +96,7 @@ def hint_for(kind: Kind) -> str:
     It is the hint of the first group in HINTS with a choice that the fault changes. Wrong heads, and wrong tokens of
     the correct worker, have their own hints, which are chosen first.
     """
-    if "short last tile" in kind.words or "begins inside the one before" in kind.words:
+    if any(words in kind.words for words in OF_LAST_TILE):
         return LAST_TILE
     if kind.words.endswith(" lost") or "written over what was added up before" in kind.words:
         return ADDING

@@ -55,6 +55,20 @@ def padded_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Itera
             yield Kind(words, (("padded", table),), 1.1 if masked else 1.2)
 
 
+def copied_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
+    """Yield the mistake of a last tile of keys that copies of its last key fill up, which a mask shows as it shows this key."""
+    run, n = geometry.run, geometry.slots
+
+    def copies(size: int) -> Array:
+        found = np.zeros((1, 1, 1, 1, n))
+        found[..., run - 1 :: run] = -run % size
+        return found
+
+    for sizes, table in by_sizes(copies, sizes_in(run), distinct):
+        words = f"the last tile of {sizes} keys of a block is filled up with copies of its last key"
+        yield Kind(words, (("count", 1.0 + table),), 1.15)
+
+
 def by_sizes(
     made: Callable[[int], NDArray[Any]], sizes: Iterable[int], distinct: bool
 ) -> Iterator[tuple[str, NDArray[Any]]]:

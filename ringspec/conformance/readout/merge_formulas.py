@@ -64,5 +64,7 @@ WEIGHTS: dict[str, tuple[str, Callable[[Array, Array, Array], tuple[Array, Array
     "relative to the larger lse": ("both o are weighed relative to the larger lse, and not divided by the sum of the weights (lse is correct)", lambda x, y, z: (np.exp(x - np.maximum(x, y)), np.exp(y - np.maximum(x, y)))),
     "relative to 0": ("both o are weighed by exp(lse), and not divided by the sum of the weights (lse is correct)", lambda x, y, z: (np.exp(x), np.exp(y))),
     "weighed by lse": ("both o are weighed by lse, not by exp(lse)", lambda x, y, z: (x / (x + y), y / (x + y))),
+    "powers of 2": ("the merge weights blocks by 2**lse, where lse is natural (the merged lse is correct)", lambda x, y, z: (sigmoid(LN2 * (x - y)), sigmoid(LN2 * (y - x)))),
+    "powers of e": ("the merge weights blocks by exp(lse), where lse is in base 2 (the merged lse is correct)", lambda x, y, z: (sigmoid((x - y) / LN2), sigmoid((y - x) / LN2))),
     "base 2 of the difference": ("both o are weighed by 2**(lse - lse_new), where lse is natural, and lse is correct", lambda x, y, z: (np.exp2(x - z), np.exp2(y - z))),
 }  # fmt: skip

@@ -46,7 +46,7 @@ class Pairs:
     ``dlse`` [W, H, n]: the gradient that arrives for lse; None if the call has none. ``sinks`` [H, N], ``bias`` [a, h, i, (b, j)] and
     ``keep`` [a, h, i, (b, j)], the mask of dropout; None if there are none. ``dy_at`` [(h, a, i)]: the place of the only
     entry of each dy that is not 0, as a fraction of the head dimension; None if dy has others. ``dy_k``: <dy, k>, in the
-    form of ``g``.
+    form of ``g``. ``starts``: what dk and dv show as matrices, [a, b, h, i, j], if k or v is added to them.
     """
 
     geometry: Geometry
@@ -58,6 +58,7 @@ class Pairs:
     keep: Array | None = None
     dy_at: Array | None = None
     dy_k: Array | None = None
+    starts: Mapping[str, Array] | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,12 @@ def pairs_of(geometry: Geometry, dim: int, seed: int = 1) -> Pairs:
         geometry, s, g.astype(np.float64), dlse, sinks_of(geometry), bias, kept(geometry), dy_at
     )
     inputs = inputs_of(found, dim)
-    return dataclasses.replace(found, dy_k=products(inputs["dy"], inputs["k"]))
+    T, H = geometry.tokens, geometry.heads
+    starts = {
+        "dk": of_columns(geometry, inputs["k"][..., : H * T]) / geometry.scale,
+        "dv": of_columns(geometry, inputs["v"][..., T : T + H * T]),
+    }
+    return dataclasses.replace(found, dy_k=products(inputs["dy"], inputs["k"]), starts=starts)
 
 
 def products(rows: Array, columns: Array) -> Array:

@@ -58,6 +58,9 @@ DS_WORDS = {
     "hidden pairs": "hidden pairs as well",
 }
 
+# Those of DS_WORDS that are not 0 at hidden pairs, as far as these are computed.
+IN_HIDDEN_PAIRS = ("p dp - delta", "dp - delta", "dp", "hidden pairs")
+
 DV_WORDS = {
     "block's maximum": "exp(s - the block's row maximum), not p",
     "row maximum": "exp(s - the row maximum), not p",
@@ -82,7 +85,11 @@ def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
         if name == "hidden pairs" and geometry.sees_all:
             continue
         if name not in ("p dp", "hidden pairs"):
-            yield Kind(f"dS is {words}", (("dq_form", form), ("dk_form", form)))
+            both = (("dq_form", form), ("dk_form", form))
+            yield Kind(f"dS is {words}", both)
+            if name in IN_HIDDEN_PAIRS and not (geometry.sees_all and distinct):
+                # 0 is the number of the correct mask.
+                yield Kind(f"dS is {words}, at visible pairs", (*both, ("computed", 0)), 1.05)
         yield Kind(f"the product for dq takes {words}", (("dq_form", form),), 1.1)
         yield Kind(f"the product for dk takes {words}", (("dk_form", form),), 1.1)
     for name, words in DV_WORDS.items():
@@ -96,6 +103,14 @@ def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     if geometry.travels("backward") == "keys" and geometry.workers > 1:
         hops = (geometry.workers - geometry.steps("backward"))[:, :, None, None, None]
         yield Kind("dk and dv are exchanged at each hop", (("exchanged", hops % 2 == 1),), 1.15)
+    for names in (("dk",), ("dv",), ("dk", "dv")):
+        of = listing([name.removeprefix("d") for name in names])
+        words = (
+            f"{names[0]} starts as a copy of {of}"
+            if len(names) == 1
+            else f"{listing(names)} start as copies of {of}"
+        )
+        yield Kind(f"{words}, not as zeros", (("starts", names),), 1.15)
     words = "dk is returned as dk + dv, and dv as the dk + dv of the next worker"
     yield Kind(words, (("stacked", True),), 1.2)
     travelling = (

@@ -271,6 +271,9 @@ class RingOfFaults:
         ):
             size = share if name == "dv" else np.maximum(scale * np.abs(parts), np.abs(share))
             results[name], sizes[name] = self.product(share, size, c, goal, source, x, like)
+        for name, x in (("dk", given.k), ("dv", given.v)):
+            if name in self.backward["starts"]:
+                results[name], sizes[name] = results[name] + x, sizes[name] + np.abs(x)
         for found in (results, sizes):
             self.put_together(found)
         return results, sizes

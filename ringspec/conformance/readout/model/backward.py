@@ -56,6 +56,11 @@ def gradients_of_shares(
         dv, dk = exchanged(model, c, dv, dk)
     elif c["stacked"]:
         dv, dk = stacked(model, dv, dk)
+    starts = model.pairs.starts
+    if c["starts"] and starts is not None:
+        dk, dv = (
+            x + starts[name] if name in c["starts"] else x for name, x in (("dk", dk), ("dv", dv))
+        )
     dbias = shares.dbias
     if dbias is not None:
         dbias = stored(model, "dbias", of_q, dbias, "dbias_to", "dbias_k")

@@ -65,8 +65,17 @@ def row_lse(
         "times scale": lambda: saved * model.geometry.scale, "divided by scale": lambda: saved / model.geometry.scale,
         "without the sinks": lambda: of_row(forward.bare), "chunk": lambda: lse_of_chunks(model, s),
         "zero if empty": lambda: finite_shift(saved),
+        "before the last step": lambda: of_row(forward.running[model.rows, model.order[:, -2]]),
     }  # fmt: skip
     return chosen(c["lse"], LSES, of)
+
+
+def so_far(model: Model, x: Array) -> Array:
+    """Return the sum of ``x`` [a, b, h, i, 1] over the blocks of each query up to each one, in the steps of the backward pass."""
+    order = model.rows[:, None], np.argsort(model.geometry.steps("backward"), axis=1)
+    found = np.empty_like(x)
+    found[order] = x[order].cumsum(axis=1)
+    return found
 
 
 def lse_of_chunks(model: Model, s: Array) -> Array:
@@ -102,7 +111,7 @@ def row_delta(
         "block's own p": lambda: local / nonzero(mass), "times p": lambda: saved * mass,
         "first block": lambda: of_end(1), "last block": lambda: of_end(0),
         "block's own o": lambda: of_block()[..., None], "block's p dp twice": lambda: saved + local,
-        "chunk": lambda: of_chunks(model, p * g, np.sum),
+        "chunk": lambda: of_chunks(model, p * g, np.sum), "so far": lambda: so_far(model, local),
         "of the group": lambda: over_group(saved, model.group, 2) if saved.shape[4] == 1 else saved,
     }  # fmt: skip
     return chosen(c["delta"], DELTAS, of)
