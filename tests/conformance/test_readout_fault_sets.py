@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.readout.choices import KERNELS, OF_ALL, right_choices
-from ringspec.conformance.readout.fault_sets import composed, explain, undoes
+from ringspec.conformance.readout.fault_sets import composed, explain, undoes, with_every_size
 from ringspec.conformance.readout.geometry import Geometry, positions
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.places import Place
@@ -113,3 +113,17 @@ def test_a_fault_that_another_problem_showed_is_tried_beside_those_that_explain_
         for sets in ([], [(known,)])
     ]
     assert found == [(), (known, here)]
+
+
+def test_a_known_set_is_told_with_every_size_of_tiles_that_fits():
+    def tiles(size, steps):
+        one = fault("count", 0.0, steps)
+        words = f"tiles of 5 queries and {size} keys are lost"
+        return dataclasses.replace(one, kind=dataclasses.replace(one.kind, words=words))
+
+    chains = [((tiles("2", (0,)),), 1), ((tiles("3 or 6", (0,)),), 2), ((tiles("7", (1,)),), 3)]
+    faults, match = with_every_size(chains)
+    assert [one.kind.words for one in faults] == [
+        "tiles of 5 queries and 2 or 3 or 6 keys are lost"
+    ]
+    assert match == 1 and faults[0].place is chains[0][0][0].place

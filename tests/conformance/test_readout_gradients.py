@@ -1,5 +1,7 @@
 """Faults of the buffers and routes of gradients: not cleared, mixed over heads or workers, and lost in skipped steps."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from conformance.tiled_ring import TiledRing
@@ -175,3 +177,53 @@ def test_a_rule_about_tiles_that_one_layout_shows_is_tried_where_another_shows_o
         "In the backward pass, dq is summed over all workers, and every worker gets the sum.",
         "In the backward pass, tiles of 2 or 3 or 6 queries and 5 keys whose first query does not see their first key are skipped.",
     }
+
+
+def power_of_2(s, lse):
+    return np.exp2(s - lse)
+
+
+def delta_at_visible_pairs(p, dp, delta):
+    return np.where(p > 0, p * dp - delta, 0)
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        ({"p_of": power_of_2}, "p is 2**(s - lse), where s and lse are natural"),
+        slow({"p_of": lambda s, lse: np.exp((s - lse) / np.log(2))}, "p is exp(s - lse), where s and lse are in base 2"),
+        ({"last_block": False}, "p is computed with the lse of all blocks but that of the last step"),
+        ({"delta_so_far": True}, "delta is summed over only the keys of the blocks up to this one"),
+        slow({"ds_of": delta_at_visible_pairs}, "dS is p dp - delta, not p (dp - delta), at visible pairs"),
+    ],
+    ids=["base-2", "base-e", "lse", "delta", "dS"],
+)  # fmt: skip
+def test_a_wrong_p_lse_delta_or_ds_is_named(faults, words):
+    told = told_of(TiledRing(rows=8, keys=8, only_causal=False, **faults))
+    assert told.sentences == (f"In the backward pass, {words}.",)
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        ({"dk": "k"}, "dk starts as a copy of k"),
+        slow({"dv": "v"}, "dv starts as a copy of v"),
+        slow({"dk": "k", "dv": "v"}, "dk and dv start as copies of k and v"),
+    ],
+    ids=["dk", "dv", "both"],
+)
+def test_gradients_that_start_as_copies_are_named(of, words):
+    ring = TiledRing(("contiguous", "zigzag"), only_causal=False)
+
+    class FromCopies:
+        name, capabilities = "ring whose gradients start as copies", ring.capabilities
+
+        def run(self, call):
+            result = ring.run(call)
+            sums = {
+                name: [x + y for x, y in zip(getattr(result, name), call.tensors[inp], strict=True)]
+                for name, inp in of.items()
+            }
+            return dataclasses.replace(result, **sums)
+
+    assert told_of(FromCopies()).sentences == (f"In the backward pass, {words}, not as zeros.",)

@@ -7,7 +7,12 @@ import pytest
 
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.geometry import Geometry, positions
-from ringspec.conformance.readout.masks import masks_of, of_first_sizes, with_more_sizes
+from ringspec.conformance.readout.masks import (
+    masks_of,
+    of_first_sizes,
+    shares_sizes,
+    with_more_sizes,
+)
 from ringspec.conformance.readout.places import PAIRS, block_places, pairs_listed, place_named
 from ringspec.conformance.readout.problems import Setting, problem_for
 from ringspec.conformance.readout.starts import widened
@@ -149,6 +154,14 @@ def test_sizes_of_tiles_with_the_same_mask_are_named_together():
     assert with_more_sizes(words, "tiles of 5 queries and 4 keys are lost") == words
     other = f"tiles of 4 queries and 4 keys {rule}"  # not 4 queries and 2 keys, which the words would say
     assert with_more_sizes(words, other) == words
+
+
+def test_rules_about_tiles_are_the_same_if_they_share_a_size_of_each_side():
+    rule = "tiles of 5 queries and {} keys are lost"
+    assert shares_sizes(rule.format("2 or 3 or 6"), rule.format("3 or 6"))
+    assert not shares_sizes(rule.format("2"), rule.format("3 or 6"))
+    assert not shares_sizes(rule.format("2"), rule.format("2").replace("lost", "kept"))
+    assert not shares_sizes("tiles of 4 queries and 2 keys are lost", rule.format("2"))
 
 
 def test_zigzag_masks_that_are_wrong_only_in_visible_pairs_of_chunks_are_those_of_loops():

@@ -93,6 +93,15 @@ def own_is_hidden(i, j, row, key):
     return j >= i
 
 
+def weighed_by_powers_of_2(blocks):
+    """Merge normalised o by weights 2**lse of the natural lse of each."""
+    (o, lse, _), *others = (block for block in blocks if block[2])
+    for o_of_block, lse_of_block, _ in others:
+        weight = 1 / (1 + np.exp2(lse - lse_of_block))
+        o, lse = o + weight * (o_of_block - o), np.logaddexp(lse, lse_of_block)
+    return o.astype(np.float32), lse.astype(np.float32)
+
+
 def first_query_is_blind(row, last_row, key, last_key):
     return key > row
 
@@ -144,6 +153,7 @@ def test_the_ring_is_right_in_each_way_of_computing_it(ways):
         (later_blocks_share_a_buffer, "the o of the last block is merged in place of that of every block but a worker's own (lse is right)"),
         (first_o_is_overwritten, "the o of a worker's first block is overwritten by that of its next block before it is merged (lse is not)"),
         slow(merged_in_base_2, "lse becomes the larger of the two + ln 2 log(1 + exp(-abs(lse_block - lse_old))): a natural logarithm where lse is in base 2 (the weights of o are correct)"),
+        (weighed_by_powers_of_2, "the merge weights blocks by 2**lse, where lse is natural (the merged lse is correct)"),
         slow(hidden_in_lse, "for keys of later workers, hidden pairs are merged into lse, but not into o: the running o stays as it was"),
     ],
 )  # fmt: skip

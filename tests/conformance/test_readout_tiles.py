@@ -1,9 +1,13 @@
 """Faults of the tiles in which a kernel computes its blocks: how they are merged, masked, skipped and filled up."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from conformance.tiled_ring import TiledRing, merged
 
+from ringspec.conformance.readout.geometry import WAYS, WHOLE, Geometry, positions
+from ringspec.conformance.readout.masks import every_mask
 from ringspec.conformance.run.explain import explain_target
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
@@ -163,6 +167,37 @@ def test_a_ds_that_is_not_0_in_the_hidden_pairs_of_computed_tiles_is_named(layou
 def test_zeros_that_fill_up_the_last_tile_and_count_as_keys_are_named(keys, ways):
     words = f"the zeros that fill up the last tile of {keys} keys of a block are counted as keys with score 0 where no mask hides them"
     named(f"In the forward pass, {words}.", TiledRing(keys=keys, filled=True, **ways))
+
+
+@pytest.mark.parametrize(
+    ("keys", "sizes"), [(6, "6"), pytest.param(5, "5", marks=pytest.mark.slow)]
+)
+def test_copies_of_the_last_key_that_fill_up_the_last_tile_are_named(keys, sizes):
+    words = f"the last tile of {sizes} keys of a block is filled up with copies of its last key"
+    ring = TiledRing(rows=5, keys=keys, copied=True, only_causal=False)
+    named(f"In the forward pass, {words}.", ring)
+
+
+def test_a_kernel_may_compute_whole_zigzag_blocks_in_tiles():
+    """Tiles of 5 queries and 3 keys that are skipped if their first query does not see their first key."""
+    W, n = 3, 8
+    position = positions("zigzag", W, n)
+    expected = position[:, None, :, None] >= position[None, :, None, :]
+    for a, b, i, j in np.ndindex(W, W, n, n):
+        if position[a, i - i % 5] < position[b, j - j % 3]:
+            expected[a, b, i, j] = False
+    geometry = Geometry(W, "kv", 1, "zigzag", position, True, None, 4, 2, 0.3)
+    words = (
+        "tiles of 5 queries and 3 keys whose first query does not see their first key are skipped"
+    )
+    same = [
+        any(
+            x.words == words and np.array_equal(x.pattern[:, :, 0], expected)
+            for x in every_mask(dataclasses.replace(geometry, parts=parts))
+        )
+        for parts in WAYS["zigzag"]
+    ]
+    assert same == [parts == WHOLE for parts in WAYS["zigzag"]]
 
 
 @pytest.mark.parametrize(

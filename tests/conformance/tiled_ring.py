@@ -32,6 +32,10 @@ def lse_of(m, l):
     return m + np.log(l)
 
 
+def p_of(s, lse):
+    return np.exp(s - lse)
+
+
 def ds_of(p, dp, delta):
     return p * (dp - delta)
 
@@ -62,6 +66,20 @@ def inputs_of(call):
 def over_group(x, group):
     """Return a gradient [H, n, D] summed over the query heads of each key head."""
     return x.reshape(len(x) // group, group, *x.shape[1:]).sum(axis=1)
+
+
+def without_last_block(lse_of_part, call):
+    """Return lse of each worker over the blocks of all steps but the last."""
+    W = call.workers
+    every = [
+        [
+            lse_of_part[r, b, 0]
+            for b in range(W)
+            if (r, b, 0) in lse_of_part and b != (r + call.direction) % W
+        ]
+        for r in range(W)
+    ]
+    return [np.logaddexp.reduce(x) for x in every]
 
 
 def merged(blocks, lse_of=np.logaddexp):
@@ -99,7 +117,9 @@ class TiledRing:
     Of the backward pass: ``add`` adds up a block's ``added`` gradients. ``uncleared_in``: the same for ``uncleared``.
     ``dv_before_mask``, ``dp_of_k``: the product for dv without the mask, and dp with k. ``delta_of``: a function on delta.
     ``early``: dk and dv are added before those of the visitor arrive. ``last_hop``: 'lost' if the last step and hop are.
-    ``exchanged``: dk arrives as dv and dv as dk.
+    ``exchanged``: dk arrives as dv and dv as dk. ``p_of``: the function of this module. ``last_block``: False if the lse that
+    it gets lacks the last step's block. ``copied``: copies of the last key fill up a tile of the forward pass. ``delta_so_far``:
+    delta adds up p dp of the blocks up to each one.
     """
 
     name = "ring in tiles"
@@ -174,6 +194,8 @@ class TiledRing:
             )
         elif self.fault("filled"):
             s = np.pad(s, ((0, 0), (0, 0), (0, self.keys - s.shape[2])))
+        if self.fault("copied") and phase == "forward":
+            s = np.pad(s, ((0, 0), (0, 0), (0, self.keys - s.shape[2])), mode="edge")
         return s.astype(np.float32)
 
     def forward(self, running, q, k, v, masked, scale):
@@ -190,7 +212,10 @@ class TiledRing:
             l[:, rows] *= (factor if self.fault("l_too") else alpha)(m[:, rows], finite, scale)
             l[:, rows] += p.sum(axis=2, keepdims=True)
             acc[:, rows] *= factor(m[:, rows], finite, scale)
-            p = self.fault("p_of_product", same)(p[:, :, : keys.stop - keys.start])
+            number = keys.stop - keys.start
+            if self.fault("copied"):
+                p[:, :, number - 1] += p[:, :, number:].sum(axis=2)
+            p = self.fault("p_of_product", same)(p[:, :, :number])
             acc[:, rows] = self.fault("kept_o", same)(acc[:, rows] + p @ v[:, keys])
             m[:, rows] = new
 
@@ -200,7 +225,7 @@ class TiledRing:
         for tile in self.tiles(q.shape[1], k.shape[1], masked, "backward"):
             rows, keys = tile
             s = self.scores(q, k, tile, masked, "backward")[:, :, : keys.stop - keys.start]
-            p = np.exp(s - lse[:, rows])
+            p = self.fault("p_of", p_of)(s, lse[:, rows])
             dp = dy[:, rows] @ (k if self.fault("dp_of_k") else v)[:, keys].swapaxes(1, 2)
             ds = self.fault("ds_of", ds_of)(p, dp, delta[:, rows])
             if self.fault("dv_before_mask"):
@@ -231,7 +256,8 @@ class TiledRing:
         o, lse, lse_of_part = self.forward_ring(call, q, k, v)
         delta = [(x * y).sum(axis=2, keepdims=True) for x, y in zip(o, dy, strict=True)]
         delta = [self.fault("delta_of", same)(x) for x in delta]
-        dq, of_k = self.backward_ring(call, (q, k, v, dy), lse, lse_of_part, delta)
+        of_rows = lse if self.fault("last_block", True) else without_last_block(lse_of_part, call)
+        dq, of_k = self.backward_ring(call, (q, k, v, dy), of_rows, lse_of_part, delta)
         results = {"o": o, "lse": lse, "dq": [scale * x for x in dq]}
         for name, at in (("dk", 0), ("dv", 1)):
             results[name] = [over_group(x[at], group) for x in of_k]
@@ -300,7 +326,7 @@ class TiledRing:
         held, arrived = (
             [(np.zeros_like(k[r]), np.zeros_like(v[r])) for r in range(W)] for _ in range(2)
         )
-        earlier = [[] for _ in range(W)]
+        earlier, summed = [[] for _ in range(W)], {}
         skipped, added = self.fault("skipped", ""), self.fault("added", ())
         adding = {name: self.fault("add") if name in added else add for name in ("dq", "dk", "dv")}
 
@@ -311,13 +337,18 @@ class TiledRing:
             for part, (rows, keys, masked) in enumerate(parts):
                 of_row = lse_of_part[r, b, part] if self.fault("own_lse") else lse[r]
                 of_k, of_v = self.arriving(call, (k, v), r, b, "backward")
+                of_delta = delta[r]
+                if self.fault("delta_so_far"):
+                    s = self.scores(q[r], of_k, (rows, keys), masked, "backward")
+                    sums = (p_of(s, of_row) * (dy[r] @ of_v.swapaxes(1, 2))).sum(axis=2)[..., None]
+                    summed[r] = of_delta = summed.get(r, 0) + sums
                 of_dq, of_dk, of_dv = self.backward(
                     q[r][:, rows],
                     of_k[:, keys],
                     of_v[:, keys],
                     dy[r][:, rows],
                     of_row[:, rows],
-                    delta[r][:, rows],
+                    of_delta[:, rows],
                     masked,
                 )
                 adding["dq"](dq[r][:, rows], of_dq, step == 0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ringspec.conformance.readout.choices import OF_ALL, Choices
 from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.masks import SIZES, with_more_sizes
 from ringspec.conformance.readout.matches import Explanation, Match
 from ringspec.conformance.readout.model.ring import Model
 
@@ -74,7 +75,7 @@ def explain(
     of_known = [(faults, predict(composed(base, faults))) for faults in known]
     explaining = [one for one in of_known if one[1].whole]
     if explaining:
-        return explanation_of(explaining[:1])
+        return explanation_of([with_every_size(explaining)])
     started, spare = list[Chain](), list[Chain]()
     beam: list[Chain] = [((), search.plain)]
     for depth in range(most_faults):
@@ -228,6 +229,24 @@ def by_gain(plain: Match, chain: Chain) -> tuple[float, float]:
 def apart(whole: list[Chain], simple: float) -> tuple[list[Chain], list[Chain]]:
     """Return all sets first if the cost of one of them is at most ``simple``, else second."""
     return (whole, []) if any(cost(chain) <= simple for chain in whole) else ([], whole)
+
+
+def with_every_size(chains: Sequence[Chain]) -> Chain:
+    """Return the first set, with the sizes of tiles of those that differ from it only in these."""
+
+    def but_sizes(chain: Chain) -> list[tuple[str, str]]:
+        return [(SIZES.sub("", one.kind.words), one.place.words) for one in chain[0]]
+
+    faults, match = chains[0]
+    for others, _ in (one for one in chains[1:] if but_sizes(one) == but_sizes(chains[0])):
+        words = [
+            with_more_sizes(x.kind.words, y.kind.words) for x, y in zip(faults, others, strict=True)
+        ]
+        faults = tuple(
+            dataclasses.replace(x, kind=dataclasses.replace(x.kind, words=told))
+            for x, told in zip(faults, words, strict=True)
+        )
+    return faults, match
 
 
 def explanation_of(whole: Sequence[Chain]) -> Explanation:

@@ -16,10 +16,10 @@ from ringspec.spec.layout import contiguous, striped, zigzag, zigzag_per_documen
 
 PER_DOCUMENT = "zigzag_per_document"
 LAYOUTS = {"contiguous": contiguous, "striped": striped}  # zigzag takes an even number of slots
-VISIBLE, OWN_CHUNKS = "visible", "visible, and own chunks"
+VISIBLE, OWN_CHUNKS, WHOLE = "visible", "visible, and own chunks", "whole blocks"
 # What a kernel may compute as one range in layouts in which a causal mask hides parts of all blocks of other workers, the
 # usual way first: see ``parts`` of Geometry.
-WAYS = {"zigzag": ("", VISIBLE, OWN_CHUNKS), "striped": ("", VISIBLE)}
+WAYS = {"zigzag": ("", VISIBLE, OWN_CHUNKS, WHOLE), "striped": ("", VISIBLE)}
 LATER = "contiguous, shifted by one token"
 EXCHANGED = "zigzag with its two chunks exchanged"
 SHORT = "contiguous, with one token fewer on each worker"
@@ -41,7 +41,7 @@ class Geometry:
     ``batches``: whether the heads are the batch entries of a call with one head.
     ``parts``: what a kernel computes as one range. '' is a block, or a chunk of one in the layout zigzag; VISIBLE is the
     part of a block that is visible, whose tiles run through both chunks of a zigzag shard; with OWN_CHUNKS, the chunks of a
-    worker's own block are ranges of their own.
+    worker's own block are ranges of their own; with WHOLE, every block is one range, with its hidden parts.
     ``usual_scale``: 1/sqrt(D), which is the scale unless the call gives another one; None stands for the scale.
     """
 
@@ -114,6 +114,11 @@ class Geometry:
     def run(self) -> int:
         """Number of tokens of a worker that a kernel handles as one range: a chunk of a zigzag shard, or else the shard."""
         return self.slots // 2 if self.layout == "zigzag" and not self.parts else self.slots
+
+    @property
+    def of_visible_parts(self) -> bool:
+        """Whether a kernel computes the visible part of each block as one range."""
+        return self.parts in (VISIBLE, OWN_CHUNKS)
 
     @property
     def own_run(self) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
 from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.masks import SIZES, shares_sizes
+from ringspec.conformance.readout.places import OWN_BLOCKS
 from ringspec.conformance.readout.reader import Reader
 from ringspec.conformance.readout.vocabulary import fault_named
 
@@ -43,20 +45,30 @@ class Known:
         found = [
             self.fault((phase, words, where))
             for where in self.places(place)
-            for words in self.forms(kind)
+            for words in self.forms(phase, kind)
         ]
         return [one for one in found if one is not None]
 
     def places(self, place: str) -> Iterator[str]:
-        """Yield a place and, with direction -1, also the one that has its part: keys arrive from the other side."""
+        """Yield a place, and those that may be meant by it here.
+
+        With direction -1, keys arrive from the other side. What shows only in blocks that a mask hides in part shows
+        everywhere in the layout contiguous if it holds in a worker's own block.
+        """
         yield place
+        if not place:
+            yield OWN_BLOCKS
         if self.reader.geometry.direction == -1:
             mirrored = [OTHER_SIDE.get(word, word) for word in place.split(" ")]
             if " ".join(mirrored) != place:
                 yield " ".join(mirrored)
 
-    def forms(self, kind: str) -> Iterator[str]:
+    def forms(self, phase: str, kind: str) -> Iterator[str]:
         geometry = self.reader.geometry
+        if SIZES.search(
+            kind
+        ):  # of several sizes with equal results in one problem, few may have them here
+            yield from (x.words for x in self.reader.tried(phase)[0] if shares_sizes(x.words, kind))
         yield kind.removeprefix(CHUNKS)
         if geometry.run < geometry.slots:
             yield f"{CHUNKS}{kind.removeprefix(CHUNKS)}"

@@ -74,6 +74,13 @@ def of_first_sizes(words: str) -> str:
     return SIZES.sub(r"\1", words)
 
 
+def shares_sizes(words: str, others: str) -> bool:
+    """Return whether two rules about tiles differ only in their sizes, and have a size of each side in common."""
+    sizes = [[{*re.findall(r"\d+", one[0])} for one in SIZES.finditer(x)] for x in (words, others)]
+    same = SIZES.sub("", words) == SIZES.sub("", others)
+    return same and all(x & y for x, y in zip(*sizes, strict=True))
+
+
 def numbers_of(masks: Sequence[Mask]) -> Callable[[Booleans], int | None]:
     """Return a function that gives the index of the first mask with a pattern; None if there is none."""
     numbers = {mask.key: number for number, mask in reversed(list(enumerate(masks)))}
@@ -144,7 +151,7 @@ def patterns_of_tiles(geometry: Geometry, right: Booleans) -> Iterator[Rule]:
     causal = geometry.causal and geometry.window is None
     rules = rules_of_tiles(right, geometry.own_run, causal)
     a, b = np.indices((geometry.workers, geometry.workers))[..., None, None, None]
-    if not geometry.parts:
+    if not geometry.of_visible_parts:
         yield from rules
     elif geometry.layout == "zigzag":
         for words, pattern, cost in rules:

@@ -18,6 +18,7 @@ from ringspec.problem.model import Array, Booleans
 MOST_LISTED = 8
 CHANCE = 0.35  # fraction of numbers that may be equal by chance
 Amounts = Array | Booleans
+OWN_BLOCKS = "in the blocks of a worker's own keys (step 0)"
 FROM_STEP_1 = "from step 1 on"
 LISTED = "in the blocks (queries of worker, keys of worker)"
 MOST_RECTANGLES = 12
@@ -70,7 +71,7 @@ def block_places(
         if blocks.any() and not known:
             found.append(Place(words, table, cost))
 
-    add("in the blocks of a worker's own keys (step 0)", step == 0, 0.3)
+    add(OWN_BLOCKS, step == 0, 0.3)
     add(FROM_STEP_1, step > 0, 0.3)
     add("in the last step", step == W - 1, 0.5)
     add("in all but the last step", step < W - 1, 0.5)

@@ -48,6 +48,7 @@ from ringspec.problem.model import Array, Booleans
 from ringspec.recipes import RECIPES
 
 MOST_SETS = 40
+LEAST_OF_WAYS = 0.03  # of a search's share
 EVALUATIONS_AGAIN = 13_000  # in all searches with the tolerance of 16-bit parts
 MATRICES = {
     "A": "the softmax weights in o",
@@ -194,9 +195,12 @@ def read(
         missing["backward"] = FROM_FORWARD
     given = Given(problem, seen, share, proof or {}, names, refuted, missing)
     found = read_both(given)
+    # Other ways differ in rules about tiles, which single faults show, so their searches are shorter.
+    less = min(share, max(share / 4, LEAST_OF_WAYS))
     for parts in WAYS.get(geometry.layout, ())[1:]:
         if not (missing or settled(found)):
-            found = better(found, read_both(dataclasses.replace(given, parts=parts)))
+            way = dataclasses.replace(given, parts=parts, share=less)
+            found = better(found, read_both(way))
     if agrees(results, expected, COARSE) and not found.explained:
         return Reading(problem.id, False, evaluations=found.evaluations)
     return found

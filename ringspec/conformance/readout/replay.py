@@ -18,7 +18,7 @@ import numpy as np
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.calls import expressible, given_of, number_of_pairs, ways_of
-from ringspec.conformance.readout.geometry import VISIBLE
+from ringspec.conformance.readout.geometry import VISIBLE, WHOLE
 from ringspec.conformance.readout.matches import near
 from ringspec.conformance.readout.pairs import OF_SLOTS
 from ringspec.conformance.readout.problems import TOLERANCES
@@ -120,7 +120,9 @@ class Replayed:
             found: list[Compared] = []
             for ring in rings:
                 way = ring.given.geometry.parts
-                if way and (any(one.fits for one in found) or (way == VISIBLE and not tiled(told))):
+                if way and (
+                    any(one.fits for one in found) or (way in (VISIBLE, WHOLE) and not tiled(told))
+                ):
                     continue
                 made = ring.passes_of(
                     told, saved_in(self.outputs, entry) if phase == "backward" else None

@@ -162,7 +162,7 @@ def fault_named(
     if kinds is None:
         kind = every_kind(geometry, phase).named(words)
     else:
-        kind = next((one for one in kinds if one.words == words), None)
+        kind = next((one for one in kinds if one.words in (name[1], words)), None)
     if kind is None:
         return None
     place = place_named(geometry, phase, masks[0].pattern, where, kind.of_workers)

@@ -184,7 +184,7 @@ def ds_of(
         return np.asarray(ds)
     seen = shown(model, c["mask"])
     computed = seen.any(axis=(3, 4), keepdims=True)
-    if model.geometry.parts:
+    if model.geometry.of_visible_parts:
         computed = visible_part(seen)
     if (c["computed"] >= 0).any():
         pairs = shown(model, np.maximum(c["computed"], 0))

@@ -105,7 +105,7 @@ def uncleared_tiles(model: Model, name: str, share: Array, size: int, blocks: st
 def computed_rows(model: Model, axis: int) -> Booleans:
     """Return which rows along ``axis`` of a block [a, b, h, i, j] a kernel computes: those in its visible part."""
     geometry = model.geometry
-    if not geometry.parts:
+    if not geometry.of_visible_parts:
         return np.ones((1,) * 5, bool)
     seen = np.asarray(model.masks[0].any(axis=7 - axis, keepdims=True))
     if geometry.layout == "striped":
