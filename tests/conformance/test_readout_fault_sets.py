@@ -127,3 +127,18 @@ def test_a_known_set_is_told_with_every_size_of_tiles_that_fits():
         "tiles of 5 queries and 2 or 3 or 6 keys are lost"
     ]
     assert match == 1 and faults[0].place is chains[0][0][0].place
+
+
+def test_wrong_merges_of_a_set_agree_in_the_hidden_rows_that_they_merge():
+    """Which hidden rows are merged is a choice of the whole ring, so one merge would change what the other does."""
+    plain, hidden = (
+        Fault(
+            "forward", Kind("merge", (("merge", 1), *more)), Place("in a step", STEPS == step, 0.5)
+        )
+        for step, more in ((0, ()), (1, (("hidden_merge", True),)))
+    )
+    assert undoes(hidden, plain.applied(RIGHT), RIGHT)
+    assert undoes(plain, hidden.applied(RIGHT), RIGHT)
+    assert not undoes(hidden, RIGHT, RIGHT)
+    elsewhere = dataclasses.replace(plain, place=Place("in the last step", STEPS == 2, 0.5))
+    assert not undoes(elsewhere, plain.applied(RIGHT), RIGHT)

@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from conformance.tiled_ring import TiledRing
 
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.target import Capabilities
@@ -241,3 +242,28 @@ def test_a_window_that_begins_at_the_first_key_that_a_chunk_gets_is_named_as_suc
     )
     assert found.sentences[:2] == (f"In the forward pass, {words}.", GRADIENT)
     assert not found.unexplained
+
+
+def test_calls_with_a_window_that_are_right_do_not_refute_a_mask_of_calls_without_one():
+    """Other code computes them. A rule about tiles, which no window has, would be left without that."""
+
+    def next_key_is_seen(i, j, row, key):
+        return j > i + 1
+
+    wrong = TiledRing(keys=8, passes=("forward",), hides=next_key_is_seen)
+
+    class RightWithAWindow:
+        name = "two programs in one"
+        capabilities = dataclasses.replace(
+            wrong.capabilities, masks=("causal", "window"), only_causal=False
+        )
+
+        def run(self, call):
+            right = call.terms.get("window") or not call.terms.get("causal")
+            return REFERENCES["float32"].run(call) if right else wrong.run(call)
+
+    told = explain_target(RightWithAWindow())
+    assert told.wrong == len(told.told.explained) > 0
+    assert "shows one key too many" in told.sentences[0]
+    assert "tiles" not in told.sentences[0]
+    assert "whose results are right" in told.sentences[-1]

@@ -211,8 +211,13 @@ def everywhere(fault: Fault) -> Fault:
 def undoes(fault: Fault, choices: Choices, base: Choices) -> bool:
     """Return whether a fault makes a choice right again somewhere, so that what was said of ``choices`` is not true there.
 
-    ``base``: the choices without faults.
+    ``base``: the choices without faults. The same holds if two wrong merges differ in which hidden rows they merge, which
+    is a choice of the whole ring.
     """
+    changed = dict(fault.kind.changes)
+    if "merge" in changed and choices["merge"].any():
+        if changed.get("hidden_merge", False) != choices["hidden_merge"]:
+            return True
     every = base, choices, fault.applied(choices)
     right, before, now = (one.in_kernel(fault.kind.only) for one in every)
     return any(

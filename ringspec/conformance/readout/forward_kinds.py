@@ -190,6 +190,8 @@ def staying_kinds(geometry: Geometry) -> Iterator[Kind]:
 
 def merge_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes of merging a block's result into the running one."""
+    rows = np.any(masks[0].pattern, axis=4)
+    some_rows = bool((np.any(rows, axis=3) & ~np.all(rows, axis=3)).any())  # of a block see a key
     for number, name in enumerate(merges.WRONG, 1):
         words = merges.WRONG[name]
         if name == merges.EMPTY:
@@ -204,9 +206,9 @@ def merge_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> It
             if not distinct or (not geometry.sees_all and merges.depends_on_empty(name, geometry)):
                 more = f"{words}{merges.HIDDEN_TOO}"
                 yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
-            if name == "replaced" and not (geometry.sees_all and distinct):
-                more = f"{words}, also in rows that see no key of the new block"
-                yield Kind(more, (("merge", number), ("hidden_merge", "rows")), 1.05)
+                if some_rows or not distinct:
+                    more = f"{words}, also in rows that see no key of the new block"
+                    yield Kind(more, (("merge", number), ("hidden_merge", "rows")), 1.05)
     if not geometry.sees_all:
         everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
         words = "hidden pairs are merged into lse, but not into o: the running o stays as it was"

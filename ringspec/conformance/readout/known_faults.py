@@ -15,7 +15,7 @@ from ringspec.conformance.readout.reader import Reader
 from ringspec.conformance.readout.vocabulary import fault_named
 
 Name = tuple[str, str, str]  # as Fault.name
-MOST_SETS = 12
+MOST_SETS = 40
 OTHER_SIDE = {"earlier": "later", "later": "earlier"}
 # What a kernel does to blocks, it does to chunks if it computes the chunks of a zigzag shard one by one.
 CHUNKS = "between the results of chunks of keys, "

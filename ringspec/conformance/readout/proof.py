@@ -37,6 +37,7 @@ MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
 # They may be a short last tile.
 OF_LAST = re.compile(r"for the last \d+ (queries|keys) of a worker")
+WINDOW = re.compile(r"/(window|band)-")  # in the ids of problems
 OF_CIRCULATION = ("-q", "-gather")  # parts of the ids of problems
 # Parts of the ids of problems, and what is said of faults that show in no other problems.
 SHOWN_ONLY = {
@@ -252,6 +253,10 @@ def unrefuted(
     if all(BATCHES in one.problem for one in readings) or not any(x.explained for x in readings):
         return told(readings)
     proofs = proofs_of(readings, right)
+    # Other code may compute calls with a window, so where these are right, it says little about the others.
+    windows = {problem.id for problem, _ in right if problem.pairs.geometry.window is not None}
+    if not any(WINDOW.search(one.problem) for one in readings):
+        proofs = [one for one in proofs if one[0] not in windows]
     # Problems that got the faults of others say nothing about which of these faults it is; see with_others.
     # Faults that show with direction -1 alone are not refuted by what is right with direction 1.
     shown = [part for part in SHOWN_ONLY if all(part in one.problem for one in readings)]
