@@ -142,3 +142,13 @@ def test_wrong_merges_of_a_set_agree_in_the_hidden_rows_that_they_merge():
     assert not undoes(hidden, RIGHT, RIGHT)
     elsewhere = dataclasses.replace(plain, place=Place("in the last step", STEPS == 2, 0.5))
     assert not undoes(elsewhere, plain.applied(RIGHT), RIGHT)
+
+
+def test_keys_that_fill_up_tiles_are_not_combined_with_wrong_blocks_or_masks():
+    """They are counted in the correct blocks, so no sentence says what both give together."""
+    filled = fault("padded", np.ones((3, 3, 1, 4)))
+    keys = fault("k.worker", np.broadcast_to((RIGHT["k.worker"] + 1) % 3, (3, 3, 1, 1, 1)))
+    for first, second in ((filled, keys), (keys, filled), (fault("mask", 1), filled)):
+        assert undoes(second, first.applied(RIGHT), RIGHT)
+    assert not undoes(filled, RIGHT, RIGHT)
+    assert not undoes(filled, fault("times", 2.0).applied(RIGHT), RIGHT)

@@ -7,6 +7,10 @@ import pytest
 from conformance.tiled_ring import TiledRing
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.readout.backward_search import of_whole_sums
+from ringspec.conformance.readout.kinds import Kind, at_counts
+from ringspec.conformance.readout.places import Place
+from ringspec.conformance.readout.product_kinds import REPLACED
 from ringspec.conformance.run.explain import explain_target
 
 
@@ -227,3 +231,18 @@ def test_gradients_that_start_as_copies_are_named(of, words):
             return dataclasses.replace(result, **sums)
 
     assert told_of(FromCopies()).sentences == (f"In the backward pass, {words}, not as zeros.",)
+
+
+def test_what_replaces_a_sum_is_told_only_of_whole_sums():
+    """Shares of earlier steps are lost, too, so the words cannot say 'from step 1 on'."""
+    table = np.ones((3, 3, 1, 1, 1), bool)
+    step = np.array([[0, 2, 1], [1, 0, 2], [2, 1, 0]])[:, :, None, None, None]
+    b = np.arange(3)[None, :, None, None, None]
+    for names, whole in (
+        (("dk", "dv"), table & (b == 1)),
+        (("dq",), table & (b.swapaxes(0, 1) == 1)),
+    ):
+        able = of_whole_sums(Kind(f"a block's gradient is {REPLACED}", at_counts(names, 0.0)))
+        assert able(Place("", table, 0.0)) and able(Place("", whole, 0.0))
+        assert not able(Place("from step 1 on", step > 0, 0.0))
+    assert of_whole_sums(Kind("the share of dk is lost", at_counts(("dk",), 0.0))) is None

@@ -52,6 +52,8 @@ from ringspec.conformance.readout.model.keeping import keep_backward
 from ringspec.conformance.readout.model.scores import OF_DROP
 from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.pairs import Seen
+from ringspec.conformance.readout.places import Place
+from ringspec.conformance.readout.product_kinds import REPLACED
 from ringspec.conformance.readout.reader import Reader
 from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
@@ -365,11 +367,12 @@ def backward_faults(
             continue
         if every[1].any() and not last:
             judged += [(better[name], worse[name]) for name in stay if better[name].any()]
+        able = of_whole_sums(kind)
         for good, bad in judged:
-            yield from reader.at_best(kind, places, good, bad, attempt, "backward")
+            yield from reader.at_best(kind, places, good, bad, attempt, "backward", able=able)
         right = np.all([match.equal[name] | got.equal[name] for name in stay], axis=0)
         pairs = np.asarray((every[0] > 0) & ~every[1] & right)
-        if any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
+        if able is None and any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
             yield from reader.in_pairs("backward", kind, pairs, attempt)
 
 
@@ -382,6 +385,17 @@ def in_sinks(reader: Reader, kind: Kind, attempt: Attempt, match: Match, got: Ma
     )
     if good.any():
         yield from reader.at_best(kind, reader.workers, good, bad, attempt, "backward")
+
+
+def of_whole_sums(kind: Kind) -> Callable[[Place], bool] | None:
+    """Return a function that tells whether a place has all blocks of the sums that it has, if a kind needs that; else None.
+
+    What is written over the sum of the blocks before also loses those that are outside of the place.
+    """
+    if REPLACED not in kind.words:
+        return None
+    axis = 1 if kind.slots <= {"dq_count"} else 0
+    return lambda place: bool((place.table.any(axis=axis) == place.table.all(axis=axis)).all())
 
 
 def is_loss(kind: Kind) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import OF_ALL, Choices
+from ringspec.conformance.readout.choices import OF_ALL, Choices, components
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.masks import SIZES, with_more_sizes
 from ringspec.conformance.readout.matches import Explanation, Match
@@ -30,6 +30,8 @@ MOST_KNOWN = 2  # sets of faults from other problems that are extended
 SIMPLE = 3.0
 # The same for a single fault, which may list pairs: two simple faults are searched first.
 SIMPLE_ALONE = 2.6
+
+OF_BLOCKS = ("mask", *components("k"))  # choices of what a block contains
 
 Chain = tuple[tuple[Fault, ...], Match]
 Candidates = Iterator[tuple[Fault, Match]]
@@ -212,9 +214,13 @@ def undoes(fault: Fault, choices: Choices, base: Choices) -> bool:
     """Return whether a fault makes a choice right again somewhere, so that what was said of ``choices`` is not true there.
 
     ``base``: the choices without faults. The same holds if two wrong merges differ in which hidden rows they merge, which
-    is a choice of the whole ring.
+    is a choice of the whole ring, and of keys that fill up tiles of the correct blocks beside wrong blocks or masks.
     """
     changed = dict(fault.kind.changes)
+    filled = choices["padded"] is not None or "padded" in changed
+    wrong = any(x in changed or choices[x] is not base[x] for x in OF_BLOCKS)
+    if filled and wrong:
+        return True
     if "merge" in changed and choices["merge"].any():
         if changed.get("hidden_merge", False) != choices["hidden_merge"]:
             return True

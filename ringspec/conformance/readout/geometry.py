@@ -246,7 +246,7 @@ def relations(
             "the next step's visitor": (own - d) % W,
             "the visitor in a ring of the opposite direction": (other + d * step) % W,
             "the worker whose number equals the step": step % W,
-            "the partner in fixed pairs of workers (0 and 1, 2 and 3)": np.minimum(
+            "the visitor if fixed pairs of workers (0 and 1, 2 and 3) exchange blocks in every step": np.minimum(
                 other ^ (step % 2), W - 1
             ),
             "worker 0": np.zeros_like(a),

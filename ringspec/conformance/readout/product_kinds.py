@@ -71,6 +71,9 @@ DV_WORDS = {
 }
 
 
+REPLACED = "written over what was added up before"
+
+
 def product_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield the mistakes in the products that give dq, dk and dv, and in the buffers that hold these gradients."""
     yield Kind("dy is taken as 1 everywhere (the gradient of the sum of o)", (("dy_ones", True),))
@@ -153,7 +156,7 @@ def replaced_kinds(geometry: Geometry, visible: Booleans) -> Iterator[Kind]:
         yield Kind(words, at_counts(names, left), 1.25)
         for seen, where in ((of_rows, "the rows that it sees"), (of_blocks, "all rows")):
             last, first = last_and_first(geometry, seen, axis)
-            words = f"{what} written over what was added up before, in {where}"
+            words = f"{what} {REPLACED}, in {where}"
             yield Kind(words, at_counts(names, last.astype(float)), 1.2)
             doubled = f"{words}, and then added to itself"
             yield Kind(doubled, at_counts(names, last * (2.0 - first)), 1.25)

@@ -22,6 +22,7 @@ from ringspec.conformance.readout.geometry import VISIBLE, WHOLE
 from ringspec.conformance.readout.matches import near
 from ringspec.conformance.readout.pairs import OF_SLOTS
 from ringspec.conformance.readout.problems import TOLERANCES
+from ringspec.conformance.readout.product_kinds import DS_WORDS, IN_HIDDEN_PAIRS
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.ring_results import OF_FORWARD, Made, Results, RingOf
 from ringspec.conformance.readout.rounding import LOOSE, is_rounding
@@ -81,16 +82,22 @@ def replay_of(call: Call, outputs: Outputs) -> Replayed:
     return KEPT[key]
 
 
-def tiled(told: Told) -> bool:
-    """Return whether one of the faults is about tiles."""
-    return any(TILES.search(fault.kind) for fault in told.faults)
+def of_parts(told: Told) -> bool:
+    """Return whether one of the faults depends on the part of a block that is computed.
+
+    It is a rule about tiles, or a dS that is not 0 in the hidden pairs of this part.
+    """
+    words = [DS_WORDS[form] for form in IN_HIDDEN_PAIRS]
+    return any(
+        TILES.search(fault.kind) or any(x in fault.kind for x in words) for fault in told.faults
+    )
 
 
 class Replayed:
     """A call and a target's outputs, ready to be compared with what the model ring computes with given faults.
 
     If queries travel in the backward pass, either keys or queries may travel in the forward pass; both are tried. Of
-    faults of tiles, so are tiles of whole blocks and tiles of their visible parts.
+    faults of parts, so are whole blocks and their visible parts.
     """
 
     def __init__(self, call: Call, outputs: Outputs) -> None:
@@ -121,7 +128,8 @@ class Replayed:
             for ring in rings:
                 way = ring.given.geometry.parts
                 if way and (
-                    any(one.fits for one in found) or (way in (VISIBLE, WHOLE) and not tiled(told))
+                    any(one.fits for one in found)
+                    or (way in (VISIBLE, WHOLE) and not of_parts(told))
                 ):
                     continue
                 made = ring.passes_of(

@@ -344,14 +344,22 @@ def agreed(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def distinct_from(reading: Reading, others: Sequence[Reading]) -> list[Reading]:
-    """Return the first few of the readings whose simplest faults differ from those of ``reading`` and from each other."""
+    """Return the first few of the readings whose first faults differ from those of ``reading`` and from each other, with these alone."""
 
     def named(one: Reading) -> tuple[tuple[str, str, str], ...]:
         return tuple(fault.name for x in one.passes if x.sets for fault in x.sets[0])
 
     by_names = {named(one): one for one in reversed(others) if one.explained}
     by_names.pop(named(reading), None)
-    return list(by_names.values())[::-1][:MOST_AGREED]
+    return [with_first_sets(one) for one in list(by_names.values())[::-1][:MOST_AGREED]]
+
+
+def with_first_sets(reading: Reading) -> Reading:
+    forward, backward = (
+        part and dataclasses.replace(part, sets=part.sets[:1])
+        for part in (reading.forward, reading.backward)
+    )
+    return dataclasses.replace(reading, forward=forward, backward=backward)
 
 
 def with_sets_of(reading: Reading, other: Reading) -> Reading:
