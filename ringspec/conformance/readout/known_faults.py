@@ -65,9 +65,8 @@ class Known:
 
     def forms(self, phase: str, kind: str) -> Iterator[str]:
         geometry = self.reader.geometry
-        if SIZES.search(
-            kind
-        ):  # of several sizes with equal results in one problem, few may have them here
+        # Of several sizes with equal results in one problem, only some may have them here.
+        if SIZES.search(kind):
             yield from (x.words for x in self.reader.tried(phase)[0] if shares_sizes(x.words, kind))
         yield kind.removeprefix(CHUNKS)
         if geometry.run < geometry.slots:

@@ -37,7 +37,7 @@ MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 OF_TILES = re.compile(r"\btiles? of \d")
 # They may be a short last tile.
 OF_LAST = re.compile(r"for the last \d+ (queries|keys) of a worker")
-WINDOW = re.compile(r"/(window|band)-")  # in the ids of problems
+WINDOW = re.compile(r"/(window|band)\b")  # in the ids of problems
 OF_CIRCULATION = ("-q", "-gather")  # parts of the ids of problems
 # Parts of the ids of problems, and what is said of faults that show in no other problems.
 SHOWN_ONLY = {

@@ -96,8 +96,8 @@ def of_parts(told: Told) -> bool:
 class Replayed:
     """A call and a target's outputs, ready to be compared with what the model ring computes with given faults.
 
-    If queries travel in the backward pass, either keys or queries may travel in the forward pass; both are tried. Of
-    faults of parts, so are whole blocks and their visible parts.
+    If queries travel in the backward pass, either keys or queries may travel in the forward pass; both are tried. So are
+    the parts of a block that a kernel may compute as one range, for faults that depend on them.
     """
 
     def __init__(self, call: Call, outputs: Outputs) -> None:
