@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.readout.choices import KERNELS, OF_ALL, right_choices
-from ringspec.conformance.readout.fault_sets import composed, explain, undoes, with_every_size
+from ringspec.conformance.readout.fault_sets import (
+    Search,
+    composed,
+    explain,
+    undoes,
+    with_every_size,
+)
+from ringspec.conformance.readout.forward_search import of_storing
 from ringspec.conformance.readout.geometry import Geometry, positions
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.places import Place
@@ -92,7 +99,10 @@ def test_a_set_in_which_one_fault_undoes_another_is_not_found(second):
 
     found = explain(Counted(), lambda choices: None, predict, RIGHT, proposed, 100.0, most_faults=2)
     undone = bool((read == 1).any())
-    assert found.faults == (() if undone else (first, second))
+    assert [one.kind for one in found.faults] == ([] if undone else [first.kind, second.kind])
+    if found.faults:
+        assert not np.logical_and(*(one.place.table for one in found.faults)).any()
+        assert np.array_equal(composed(RIGHT, found.faults)["times"], read)
 
 
 def test_a_fault_that_another_problem_showed_is_tried_beside_those_that_explain_the_most_here():
@@ -152,3 +162,26 @@ def test_keys_that_fill_up_tiles_are_not_combined_with_wrong_blocks_or_masks():
         assert undoes(second, first.applied(RIGHT), RIGHT)
     assert not undoes(filled, RIGHT, RIGHT)
     assert not undoes(filled, fault("times", 2.0).applied(RIGHT), RIGHT)
+
+
+def test_a_fault_gets_the_place_that_a_later_one_leaves():
+    """Otherwise its words are untrue where the later one makes the same choice in another way."""
+    names = [Place("in steps 0 and 2", np.isin(STEPS, (0, 2)), 0.5)]
+    search = Search(None, None, None, RIGHT, None, None, names)
+    everywhere, there = fault("times", 2.0), fault("times", 0.5, (1,))
+    ((faults, match),) = search.true(((everywhere, there), "match"))
+    assert [one.place.words for one in faults] == ["in steps 0 and 2", there.place.words]
+    assert match == "match"
+    assert search.true(((there, everywhere), "match")) == []
+    listed = dataclasses.replace(search, places=()).true(((everywhere, there), "match"))
+    assert listed[0][0][0].place.words.startswith(
+        "in the blocks (queries of worker, keys of worker)"
+    )
+    other = fault("count", 0.0, (1,))
+    assert search.true(((everywhere, other), "match")) == [((everywhere, other), "match")]
+
+
+def test_faults_in_how_o_and_lse_are_saved_are_told_last():
+    """A backward pass may use them from before 'this mistake'."""
+    base_2, block = fault("lse_out", 3), fault("times", 2.0)
+    assert sorted((base_2, block), key=of_storing) == [block, base_2]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import ml_dtypes
 import numpy as np
 import pytest
 from conformance.tiled_ring import TiledRing
@@ -246,3 +247,19 @@ def test_what_replaces_a_sum_is_told_only_of_whole_sums():
         assert able(Place("", table, 0.0)) and able(Place("", whole, 0.0))
         assert not able(Place("from step 1 on", step > 0, 0.0))
     assert of_whole_sums(Kind("the share of dk is lost", at_counts(("dk",), 0.0))) is None
+
+
+def in_bfloat16(x):
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def test_a_rounded_gradient_does_not_hide_values_that_the_forward_pass_rounds():
+    """A readout's keys and values are the same in bfloat16; those of its proof are not."""
+
+    def rounded_dq(results):
+        results["dq"] = [in_bfloat16(x) for x in results["dq"]]
+
+    ring = TiledRing(passes=("forward",), sent=in_bfloat16, last_change=rounded_dq)
+    told = explain_target(ring)
+    assert told.unexplained
+    assert told.sentences[1].endswith("in part: In the backward pass, dq is rounded to bfloat16.")

@@ -203,6 +203,7 @@ def backward_from(
             size,
             known,
             size == sizes[0],
+            reader.tried("backward")[1].blocks,
         )
         others = tuple((*first, *faults) for faults in one.others)
         one = Explanation((*first, *one.faults), one.whole, one.match, others, words)
@@ -332,7 +333,7 @@ def backward_faults(
         everywhere = Fault("backward", kind, places.blocks[0])
         if last and is_loss(kind) and not in_place(reader, choices):
             # The results show shares elsewhere than in the blocks where they are lost.
-            lost = (Fault("backward", kind, place) for place in places.blocks)
+            lost = (Fault("backward", kind, place) for place in (*places.blocks, *places.heads))
             yield from (
                 (fault, with_kind(reader, seen, saved, fault.applied(choices))[1]) for fault in lost
             )

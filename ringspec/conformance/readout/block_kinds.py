@@ -38,7 +38,7 @@ def block_parts(
 ) -> Iterator[Iterator[Kind]]:
     """Yield the mistakes that a block can have in either pass, in parts, such as a wrong mask or a factor on the scores."""
     yield mask_kinds(geometry, phase, masks, distinct)
-    yield count_kinds(geometry, masks)
+    yield count_kinds(geometry, phase, masks)
     yield score_kinds(geometry, distinct)
     if geometry.bias:
         yield bias_kinds(geometry, phase, distinct)
@@ -68,17 +68,19 @@ def mask_kinds(
             yield Kind(mask.words, changes, mask.cost, of_tiles=mask.of_tiles)
 
 
-def count_kinds(geometry: Geometry, masks: Sequence[Mask]) -> Iterator[Kind]:
+def count_kinds(geometry: Geometry, phase: str, masks: Sequence[Mask]) -> Iterator[Kind]:
     """Yield the mistakes in what hidden pairs add, and in how often a block counts."""
+    forward = phase == "forward"
     if not geometry.sees_all:
         everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
         yield Kind("hidden pairs get the score 0, not -inf", (("hidden_score", 0.0),), 1.1)
-        words = (
-            "hidden pairs are included in the product with the values (the row sums are correct)"
-        )
+        product = "with the values (the row sums are" if forward else "for dv (dS is"
+        words = f"hidden pairs are included in the product {product} correct)"
         yield Kind(words, (("value_mask", everything),), 1.2)
     nothing = next(n for n, mask in enumerate(masks) if not mask.pattern.any())
     words = "visible pairs enter the row sums and not the product with the values"
+    if not forward:
+        words = "visible pairs are left out of the product for dv (dS is correct)"
     yield Kind(words, (("value_mask", nothing),), 1.3)
     yield Kind("the block is not computed", (("count", 0.0),), 0.9)
     yield Kind("the block is counted twice", (("count", 2.0),), 0.9)

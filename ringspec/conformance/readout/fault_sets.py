@@ -18,6 +18,7 @@ from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.masks import SIZES, with_more_sizes
 from ringspec.conformance.readout.matches import Explanation, Match
 from ringspec.conformance.readout.model.ring import Model
+from ringspec.conformance.readout.places import Place, listed
 
 # How many sets of one fault, and of two faults, that do not explain everything are extended by another fault.
 KEPT = (10, 5)
@@ -57,6 +58,7 @@ def explain(
     most_faults: int = MOST_FAULTS,
     known: Sequence[tuple[Fault, ...]] = (),
     singles: bool = True,
+    places: Sequence[Place] = (),
 ) -> Explanation:
     """Return the smallest set of faults that explains everything, or no fault if none is found.
 
@@ -68,10 +70,11 @@ def explain(
     these are extended first. ``most_faults``: the largest size of a set. ``predict`` compares a prediction with what was read, and ``proposed``
     yields the faults to try. ``base`` are the choices without faults. ``known``: sets of faults that other problems
     showed, which are tried first, and extended. ``singles``: whether single faults are tried; False if they were.
+    ``places``: the sets of blocks that have names.
     """
     model.most = model.evaluations + evaluations
     keep(base)
-    search = Search(model, keep, predict, base, proposed, predict(base))
+    search = Search(model, keep, predict, base, proposed, predict(base), places)
     if search.plain.whole:
         return Explanation((), True, search.plain)
     of_known = [(faults, predict(composed(base, faults))) for faults in known]
@@ -120,6 +123,40 @@ class Search:
     base: Choices
     proposed: Callable[[Choices, Match, bool], Candidates]
     plain: Match
+    places: Sequence[Place] = ()
+
+    def true(self, chain: Chain) -> list[Chain]:
+        """Return a set whose faults do what its words say, in which no fault changes again what an earlier one changed; none without one.
+
+        Where the last fault makes the whole choice of an earlier one again, the earlier one gets the place that is left.
+        """
+        (*faults, last), match = chain
+        if not faults:
+            return [chain]
+        if undoes(last, composed(self.base, faults), self.base):
+            return []
+        left = [self.left(one, last) for one in faults]
+        kept = [one for one in left if one is not None]
+        return [((*kept, last), match)] if len(kept) == len(faults) else []
+
+    def left(self, one: Fault, last: Fault) -> Fault | None:
+        """Return a fault without the pairs at which ``last`` makes its choice again; None if no words say where that is."""
+        again = one.kind.only == last.kind.only and one.kind.slots <= last.kind.slots
+        if (
+            not again
+            or one.kind.slots & set(OF_ALL)
+            or not (one.place.table & last.place.table).any()
+        ):
+            return one
+        if one.kind.of_workers:
+            return None
+        table = one.place.table & ~last.place.table
+        blocks = np.asarray(table.any(axis=(2, 3, 4)))
+        if not np.array_equal(table, np.broadcast_to(blocks[:, :, None, None, None], table.shape)):
+            return None
+        same = (x for x in self.places if np.array_equal(x.table[:, :, 0, 0, 0], blocks))
+        place = next(same, None) or listed(blocks, ())
+        return None if place is None else dataclasses.replace(one, place=place)
 
     def best(self, chain: Chain) -> tuple[float, float]:
         return by_gain(self.plain, chain)
@@ -134,8 +171,8 @@ class Search:
             match = self.predict(choices)
             before = match.gain(self.plain)
             for fault, got in self.proposed(choices, match, last):
-                if got.whole and not (faults and undoes(fault, choices, self.base)):
-                    whole.append(((*faults, fault), got))
+                if got.whole:
+                    whole += self.true(((*faults, fault), got))
                 elif not last and got.gain(self.plain) > before:
                     tried.append(((*faults, fault), got))
                 if not self.model.may_go_on():
@@ -161,8 +198,8 @@ class Search:
         for one, other in itertools.combinations(best.values(), 2):
             for faults in itertools.product(one, other):
                 match = self.predict(composed(self.base, faults))
-                if match.whole and not undoes(faults[1], faults[0].applied(self.base), self.base):
-                    whole.append((faults, match))
+                if match.whole:
+                    whole += self.true((faults, match))
                 if not self.model.may_go_on():
                     return whole
         return whole
@@ -190,7 +227,7 @@ class Search:
         for group in starts(self.base, self.plain):
             found = [(faults, self.predict(composed(self.base, faults))) for faults in group]
             every += found
-            whole = [chain for chain in found if chain[1].whole]
+            whole = [x for chain in found if chain[1].whole for x in self.true(chain)]
             if not whole:  # a set of two waits until the search for another set of two has failed
                 single = sorted((x for x in found if len(x[0]) == 1), key=self.best)
                 whole, _ = self.extended(varied(single, KEPT[0]), True)

@@ -23,6 +23,7 @@ from ringspec.conformance.readout.effects import (
     OF_O,
     OF_OTHER_ROWS,
     OF_ROW_SUMS,
+    STORED,
 )
 from ringspec.conformance.readout.fault_sets import Attempt, Candidates, Predict, composed, explain
 from ringspec.conformance.readout.kinds import Fault, Kind
@@ -118,8 +119,17 @@ def explain_forward(
         reader.part(1.0 if seen.p is None else OF_FORWARD),
         lambda choices, match: forward_starts(reader, seen, choices, match),
         known=known,
+        places=reader.tried("forward")[1].blocks,
     )
+    every = found.faults, *found.others
+    first, *others = (tuple(sorted(faults, key=of_storing)) for faults in every)
+    found = dataclasses.replace(found, faults=first, others=tuple(others))
     return found, composed(model.right, found.faults)
+
+
+def of_storing(fault: Fault) -> bool:
+    """Return whether a fault is in how o and lse are returned or saved, which is told last: a backward pass may use them from before."""
+    return bool(fault.kind.slots & set(STORED))
 
 
 def forward_starts(

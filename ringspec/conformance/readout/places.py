@@ -243,6 +243,11 @@ class Places:
         self.of_heads = np.array([x.table.shape[3:] == (1, 1) for x in self.parts])
         self.cost = np.add.outer([x.cost for x in self.blocks], [x.cost for x in self.parts])
 
+    @property
+    def heads(self) -> list[Place]:
+        """The places that consist of some heads of every block."""
+        return [x for x, heads in zip(self.parts[1:], self.of_heads[1:], strict=True) if heads]
+
     def fitting(
         self,
         good: Amounts,

@@ -227,6 +227,10 @@ def proven_alone(reading: Reading, replayed: Replayed) -> Reading:
     """
     passes: list[PassRead | None] = []
     for phase, one in (("forward", reading.forward), ("backward", reading.backward)):
+        if phase == "forward" and one is not None and one.whole and not one.sets:
+            found = replayed.compared(Told(), phase)
+            passes.append(one if found is None or found.fits else PassRead(left=NOT_RANDOM))
+            continue
         if one is None or not one.sets or one.base:
             passes.append(one if one is None or not one.sets else PassRead(left=NOT_PROVED))
             continue

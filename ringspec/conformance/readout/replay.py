@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ class Replayed:
     def compare(self, told: Told, phase: str, in_every_way: bool) -> Compared | None:
         """Do what :func:`compared` returns."""
         parts: list[Compared] = []
-        rounded = any(is_rounding(fault.kind) for fault in told.faults)
+        rounded = {fault.phase for fault in told.faults if is_rounding(fault.kind)}
         for entry, rings in enumerate(self.rings):
             found: list[Compared] = []
             for ring in rings:
@@ -157,16 +157,19 @@ class Replayed:
             or any(ring.fault(fault.name) is not None for ring in self.rings[0])
         ]
 
-    def nearer(self, entry: int, made: Iterable[Made], phase: str, rounded: bool) -> Compared:
+    def nearer(
+        self, entry: int, made: Iterable[Made], phase: str, rounded: Collection[str]
+    ) -> Compared:
         """Compare one batch entry with what the passes of a ring with the faults make, until one pass does not fit.
 
-        ``phase``: as for :meth:`compared`. ``rounded``: some values are rounded to 16 bits.
+        ``phase``: as for :meth:`compared`. ``rounded``: the passes in which some values are rounded to 16 bits.
         """
-        tolerance = TOLERANCES[self.call.formats["inputs"]]
-        tolerance = max(tolerance, LOOSE) if rounded else tolerance
+        usual = TOLERANCES[self.call.formats["inputs"]]
         o, wrong = None, False
         for of_pass, (ours, sizes) in zip(("forward", "backward"), made, strict=False):
             if phase in ("", of_pass):
+                loose = of_pass in rounded or (of_pass == "backward" and rounded)
+                tolerance = max(usual, LOOSE) if loose else usual
                 outputs = {name: x for name, x in self.outputs.items() if name in ours}
                 one = nearer(self.call, entry, outputs, self.right, ours, sizes, tolerance, o)
                 wrong |= one.wrong
