@@ -196,7 +196,7 @@ def read(
     given = Given(problem, seen, share, proof or {}, names, refuted, missing)
     found = read_both(given)
     # Other ways differ in rules about tiles, which single faults show, so their searches are shorter.
-    less = min(share, max(share / 4, LEAST_OF_WAYS))
+    less = min(share, max(share / 2, LEAST_OF_WAYS))
     for parts in WAYS.get(geometry.layout, ())[1:]:
         if not (missing or settled(found)):
             way = dataclasses.replace(given, parts=parts, share=less)
