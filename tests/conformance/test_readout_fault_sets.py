@@ -101,6 +101,7 @@ def test_a_set_in_which_one_fault_undoes_another_is_not_found(second):
     undone = bool((read == 1).any())
     assert [one.kind for one in found.faults] == ([] if undone else [first.kind, second.kind])
     if found.faults:
+        assert found.faults[1] is second
         assert not np.logical_and(*(one.place.table for one in found.faults)).any()
         assert np.array_equal(composed(RIGHT, found.faults)["times"], read)
 

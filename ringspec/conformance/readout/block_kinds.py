@@ -23,7 +23,6 @@ from ringspec.conformance.readout.product_kinds import DS_WORDS, IN_HIDDEN_PAIRS
 from ringspec.conformance.readout.visible import Mask
 from ringspec.problem.model import Array, Booleans
 
-# Wrong forms of dS that are not 0 in hidden pairs.
 CAP_WORDS = {
     "none": "the soft cap is not applied",
     "before the scale": "the soft cap is applied before the scale",

@@ -45,6 +45,9 @@ class Kind:
         return frozenset(slot.split(".")[0] for slot in self.slots)
 
 
+Name = tuple[str, str, str]  # of a fault: the pass, the words of its kind and those of its place
+
+
 @dataclass(frozen=True)
 class Fault:
     """A mistake (``kind``) at a ``place`` in one pass: ``phase`` is 'forward' or 'backward'."""
@@ -58,7 +61,7 @@ class Fault:
         return self.kind.cost + self.place.cost
 
     @property
-    def name(self) -> tuple[str, str, str]:
+    def name(self) -> Name:
         """The name by which the same fault is recognised in another problem."""
         return self.phase, self.kind.words, self.place.words
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
-from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.kinds import Fault, Name
 from ringspec.conformance.readout.masks import SIZES, shares_sizes
 from ringspec.conformance.readout.places import OWN_BLOCKS
 from ringspec.conformance.readout.reader import Reader
 from ringspec.conformance.readout.vocabulary import fault_named
 
-Name = tuple[str, str, str]  # as Fault.name
 MOST_SETS = 40
 OTHER_SIDE = {"earlier": "later", "later": "earlier"}
 # What a kernel does to blocks, it does to chunks if it computes the chunks of a zigzag shard one by one.

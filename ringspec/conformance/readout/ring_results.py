@@ -21,7 +21,7 @@ from ringspec.conformance.readout.choices import KERNELS, Choices, components, m
 from ringspec.conformance.readout.effects import STORED
 from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.geometry import dealt_otherwise
-from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.kinds import Fault, Name
 from ringspec.conformance.readout.masks import masks_of, right_mask
 from ringspec.conformance.readout.merges import INFINITE, MERGES, ZERO_NOT_NAN
 from ringspec.conformance.readout.model.arrays import placed
@@ -48,7 +48,6 @@ from ringspec.problem.model import Array
 NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S and G
 OF_FORWARD = ("o", "lse")
 Results = dict[str, Array]
-Name = tuple[str, str, str]  # as Fault.name
 # The results of a pass, and the sizes of their elements; see ringspec.conformance.readout.replay.nearer.
 Made = tuple[Results, Results]
 
