@@ -76,7 +76,7 @@ def test_suspects_come_in_order_of_the_distance_of_all_results(id):
 
 
 @pytest.mark.parametrize("id", ["stale-keys", "dkv-not-home", "block-local-delta"])
-def test_the_same_bugs_are_named_without_a_runner_up(monkeypatch, id):
+def test_the_same_bugs_are_named_if_mutants_far_from_the_results_are_not_examined(monkeypatch, id):
     call = noise_call("example", "bf16", 3, tokens=24, head_dim=8)
     result = MutantTarget(MUTANTS[id], "bf16").run(call)
     got = {name: getattr(result, name) for name in ("o", "lse", "dq", "dk", "dv")}
@@ -84,26 +84,29 @@ def test_the_same_bugs_are_named_without_a_runner_up(monkeypatch, id):
     run = View.run
     monkeypatch.setattr(View, "run", lambda *given: (runs.append(given), run(*given))[1])
     found, counts = [], []
-    for runner_up in (True, False):
+    for far in ("always", "if none is near", "never"):
         runs.clear()
-        found.append(diagnose(RIGHT.capabilities, [call], [got], runner_up=runner_up))
+        found.append(diagnose(RIGHT.capabilities, [call], [got], far=far))
         counts.append(len(runs))
-    assert [one.named.id for one in found] == [id, id]
-    assert [x.id for x in found[0].alike] == [x.id for x in found[1].alike]
-    assert counts[1] < counts[0]
+    assert [one.named.id for one in found] == [id, id, id]
+    alike = [[x.id for x in one.alike] for one in found]
+    assert alike[0] == alike[1] == alike[2]
+    assert counts[2] <= counts[1] < counts[0]
 
 
-def test_if_no_bug_fits_the_nearest_is_told_without_a_runner_up_too():
+def test_if_no_bug_fits_the_nearest_is_told_if_far_mutants_may_be_examined():
     call = noise_call("example", "bf16", 3, tokens=24, head_dim=8)
     right = RIGHT.run(call)
     got = {name: [x * x.dtype.type(3) for x in getattr(right, name)] for name in ("o", "dq")}
     found = [
-        diagnose(RIGHT.capabilities, [call], [got], variants=False, runner_up=runner_up)
-        for runner_up in (True, False)
+        diagnose(RIGHT.capabilities, [call], [got], variants=False, far=far)
+        for far in ("always", "if none is near", "never")
     ]
     assert found[0].named is None
     assert found[0].runner_up is not None
     assert found[0] == found[1]
+    assert found[2].named is None
+    assert found[2].runner_up is None
 
 
 def test_what_no_mutant_gives_is_no_known_bug_and_is_located(cases):

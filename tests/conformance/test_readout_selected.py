@@ -42,7 +42,7 @@ def test_a_local_fault_of_the_backward_pass_gives_at_its_place_what_it_gives_eve
     reader = Reader(first_problem().pairs, first_problem().tolerance)
     right, shown = reader.model.right, forward_pass(reader.model, reader.model.right)
     saved = shown, shown.lse, shown.through
-    kinds, places = reader.tried("backward")
+    kinds, places = reader.kinds("backward"), reader.places("backward")
     rng = np.random.default_rng(1)
     tables = backward_pass(
         reader.model, Fault("backward", kinds[-1], places.blocks[3]).applied(right), *saved
@@ -76,7 +76,7 @@ def test_a_fault_in_some_rows_gives_in_them_what_it_gives_in_all(circulation):
     shown = forward_pass(model, right)
     seen = Seen(shown.weights, shown.lse, shown.lse, shown.through)
     plain = forward_search.match_forward(reader, seen, shown)
-    kinds, places = reader.tried("forward")
+    kinds, places = reader.kinds("forward"), reader.places("forward")
     kinds = [x for x in kinds if forward_search.rows_alone(reader, x, right)]
     assert len(kinds) > 300
     with np.errstate(all="ignore"):
@@ -94,7 +94,7 @@ def test_a_fault_in_some_rows_gives_in_them_what_it_gives_in_all(circulation):
 def test_places_with_the_same_key_have_the_same_forward_pass():
     reader = Reader(first_problem().pairs, first_problem().tolerance)
     model, right = reader.model, reader.model.right
-    kinds, places = reader.tried("forward")
+    kinds, places = reader.kinds("forward"), reader.places("forward")
     there = np.array([x.table[..., 0] for x in places.blocks])
     equal = 0
     for kind in [x for x in kinds if x.slots == {"merge"}][:6]:

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -54,6 +54,7 @@ FURTHEST = 100.0  # for a single element; large, because sigma is estimated from
 NEARER = 0.5  # fraction of the correct program's distance below which a mutant is clearly nearer
 ABOUT_AS_MUCH = 0.7  # prefer the plain mutant if it explains this fraction of what a variant does
 FAR = 100.0  # a coarse distance, at which a mutant fits only if its own noise is large
+Far = Literal["always", "if none is near", "never"]  # when mutants that are FAR are examined
 REFINED = 10  # number of suspects that are also run in float64
 OF_ONE = 2  # of these, the most with the same mutant
 MANY_PAIRS = 1 << 16  # B * H * Sq * Sk above which only rounding bugs are tried
@@ -169,13 +170,13 @@ def diagnose(
     *,
     variants: bool = True,
     rounding: bool = True,
-    runner_up: bool = True,
+    far: Far = "always",
 ) -> Diagnosis | None:
     """Compare the results of a case's calls with those of all mutants; return None if no mutant can change them.
 
     ``variants`` and ``rounding``: whether other forms of a mutant are tried, and whether a rounding bug may be named.
-    Each takes longer than trying the mutants themselves. ``runner_up``: whether mutants far from the results are examined
-    although another one has them.
+    Each takes longer than trying the mutants themselves. ``far``: whether mutants far from the results are examined; 'if
+    none is near': only if no other one has them.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> from ringspec.conformance.targets.reference import reference_bf16 as right
@@ -191,7 +192,7 @@ def diagnose(
     dropped: list[str] = []
     while True:
         try:
-            found = compared(views, list(known.values()), variants, rounding, runner_up)
+            found = compared(views, list(known.values()), variants, rounding, far)
         except CannotRun as fault:  # the next attempt reuses what the views have computed
             if known.pop(fault.suspect.mutant.id, None) is None:
                 raise
@@ -205,7 +206,7 @@ def compared(
     known: Sequence[Mutant],
     variants: bool,
     rounding: bool,
-    runner_up: bool,
+    far: Far,
 ) -> Diagnosis | None:
     """Compare the results with those of the mutants in ``known``; the arguments are those of :func:`diagnose`.
 
@@ -219,9 +220,9 @@ def compared(
     right = placed(views, None)
     if right.fits:
         return by_rounding(views, plain, right, tried)
-    found = earned(views, nearest(views, plain, runner_up))
+    found = earned(views, nearest(views, plain, far))
     if variants and not named(found, right):
-        others = earned(views, nearest(views, list(disguised(known, views)), runner_up))
+        others = earned(views, nearest(views, list(disguised(known, views)), far))
         found = first_of_each(sorted((*found, *others), key=lambda one: one.distance))
     if not named(found, right):
         of_rounding = [one for one in plain if one.mutant in PRECISION]
@@ -292,15 +293,14 @@ def right_in_forward(view: View) -> bool:
 
 
 def nearest(
-    views: Sequence[View], suspects: Sequence[Suspect], runner_up: bool = True
+    views: Sequence[View], suspects: Sequence[Suspect], far: Far = "always"
 ) -> list[Candidate]:
     """Return the nearest suspects in order of distance, at most one per mutant.
 
-    Suspects that do not change any result are left out. ``runner_up``: whether those that are FAR are examined although
-    another one fits.
+    Suspects that do not change any result are left out. ``far``: when those that are FAR are examined, as for :func:`diagnose`.
     """
-    found = [] if runner_up else refined(views, suspects, FAR)
-    if not any(one.fits for one in found):
+    found = [] if far == "always" else refined(views, suspects, FAR)
+    if far != "never" and not any(one.fits for one in found):
         found = refined(views, suspects)
     found.sort(key=lambda one: one.distance)
     return first_of_each([one for one in found if changes(views, one.suspect)])

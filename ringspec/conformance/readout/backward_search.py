@@ -203,7 +203,7 @@ def backward_from(
             size,
             known,
             size == sizes[0],
-            reader.tried("backward")[1].blocks,
+            reader.places("backward").blocks,
         )
         others = tuple((*first, *faults) for faults in one.others)
         one = Explanation((*first, *one.faults), one.whole, one.match, others, words)
@@ -219,7 +219,7 @@ def of_empty_rows(
     """Return the fault of taking an lse of -inf for 0, if that agrees better; it shows only if a row wrongly sees no key."""
     if not np.isneginf(lse).any():
         return ()
-    kinds, places = reader.tried("backward")
+    kinds, places = reader.kinds("backward"), reader.places("backward")
     kind = next(one for one in kinds if dict(one.changes).get("lse") == ZERO_IF_EMPTY)
     fault = Fault("backward", kind, places.blocks[0])
     return (fault,) if predict(fault.applied(base)).score > predict(base).score else ()
@@ -320,7 +320,7 @@ def backward_faults(
     wrong rows. So one evaluation with the kind applied everywhere shows which pairs it explains. A share that is
     added to a wrong row makes two elements wrong: the one where it is missing and the one where it is added.
     """
-    kinds, places = reader.tried("backward")
+    kinds, places = reader.kinds("backward"), reader.places("backward")
 
     model = reader.model
     here = shares_of_pairs(model, choices, *saved)

@@ -119,7 +119,7 @@ def explain_forward(
         reader.part(1.0 if seen.p is None else OF_FORWARD),
         lambda choices, match: forward_starts(reader, seen, choices, match),
         known=known,
-        places=reader.tried("forward")[1].blocks,
+        places=reader.places("forward").blocks,
     )
     every = found.faults, *found.others
     first, *others = (tuple(sorted(faults, key=of_storing)) for faults in every)
@@ -162,7 +162,7 @@ def starts_of_o(
 
 def explaining_lse(reader: Reader, seen: Seen, choices: Choices) -> list[Fault]:
     """Return the wrong merges and row sums that, made everywhere, explain lse, whatever the weights are."""
-    kinds, places = reader.tried("forward")
+    kinds, places = reader.kinds("forward"), reader.places("forward")
     lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
     found = []
     for kind in itertools.takewhile(reader.model.may_go_on, kinds):
@@ -216,7 +216,7 @@ def forward_faults(
     A row does not depend on other rows, and the ratios between the weights of a row within a
     block do not depend on other blocks. So one evaluation with a kind applied everywhere shows where it helps.
     """
-    kinds, places = reader.tried("forward")
+    kinds, places = reader.kinds("forward"), reader.places("forward")
     attempt = Attempts(reader, seen, predict, choices)
     _, l, _, _ = blocks(reader.model, choices)
     nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
@@ -275,7 +275,7 @@ def alike_everywhere(reader: Reader, kind: Kind, seen: Seen, choices: Choices) -
     """Return which halves of rows agree up to a factor, [a, b, h, i, 2], with a kind in all blocks."""
 
     def compute() -> Booleans:
-        everywhere = Fault("forward", kind, reader.tried("forward")[1].blocks[0])
+        everywhere = Fault("forward", kind, reader.places("forward").blocks[0])
         p = blocks(reader.model, everywhere.applied(choices))[3]
         return alike(seen.weights, p, reader.tolerance)
 
@@ -308,7 +308,7 @@ def for_rows(
         computed = np.broadcast_to(differing(reader, kind).any(axis=4), l.shape)
     # What dropout adds to the sums of some blocks may take the same from others of the row, which is then right.
     right = computed & ~wrong[:, None] & (not of_merge and "drop_l" not in kind.slots)
-    at = reader.tried("forward")[1].possible(computed & able[:, None], right)
+    at = reader.places("forward").possible(computed & able[:, None], right)
     if heads:
         return [(x, None) for x in at]
     # Until the weights of each row are correct up to a factor, a wrong merge explains only a few rows.
@@ -434,7 +434,7 @@ def merging_well(
     """
     if not places:
         return []
-    everywhere = reader.tried("forward")[1].blocks[0]
+    everywhere = reader.places("forward").blocks[0]
     c = Fault("forward", kind, everywhere).applied(choices)
     there = np.array([x.table[..., 0] for x in places])
     p, weight, lse, keys = weights_of_blocks(reader.model, choices, c, there)

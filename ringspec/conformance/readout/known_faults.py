@@ -66,7 +66,7 @@ class Known:
         geometry = self.reader.geometry
         # Of several sizes with equal results in one problem, only some may have them here.
         if SIZES.search(kind):
-            yield from (x.words for x in self.reader.tried(phase)[0] if shares_sizes(x.words, kind))
+            yield from (x.words for x in self.reader.kinds(phase) if shares_sizes(x.words, kind))
         yield kind.removeprefix(CHUNKS)
         if geometry.run < geometry.slots:
             yield f"{CHUNKS}{kind.removeprefix(CHUNKS)}"
@@ -78,7 +78,7 @@ class Known:
     def fault(self, name: Name) -> Fault | None:
         """Return the fault with this name; the usual kinds are tried before those that are the same in this ring."""
         reader, phase = self.reader, name[0]
-        usual = fault_named(reader.geometry, reader.masks, name, reader.tried(phase)[0])
+        usual = fault_named(reader.geometry, reader.masks, name, reader.kinds(phase))
         if usual is not None or reader.geometry.run < reader.geometry.slots:
             return usual
         return fault_named(reader.geometry, reader.masks, name)

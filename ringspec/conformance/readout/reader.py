@@ -77,7 +77,8 @@ class Reader:
         self.model = Model(pairs, [mask.pattern for mask in self.masks], dealt_otherwise(geometry))
         self.largest = float(np.abs(pairs.g).max())
         self.workers = Places(geometry, worker_places(geometry), True)
-        self.kept: dict[str, tuple[list[Kind], Places]] = {}
+        self.kinds_of_pass: dict[str, list[Kind]] = {}
+        self.places_of_pass: dict[str, Places] = {}
         self.judged: dict[str, tuple[Array, Match]] = {}
         self.base: Choices | None = None
         self.of_base: dict[tuple[str, int], Any] = {}
@@ -105,16 +106,22 @@ class Reader:
             self.of_base[key] = compute()
         return self.of_base[key]
 
-    def tried(self, phase: str) -> tuple[list[Kind], Places]:
-        """Return the kinds of faults and the places that are tried in a pass."""
-        if phase not in self.kept:
-            blocks = block_places(self.geometry, phase, self.masks[0].pattern)
+    def kinds(self, phase: str) -> list[Kind]:
+        """Return the kinds of faults that are tried in a pass."""
+        if phase not in self.kinds_of_pass:
             kinds = kinds_of(self.geometry, phase, self.masks)
             kinds = [kind for kind in kinds if kind.words != self.refuted]
             # Those of a feature are the reason for its problem; those of the whole ring take one evaluation.
             kinds.sort(key=lambda kind: (not of_feature(kind), not kind.slots & set(OF_ALL)))
-            self.kept[phase] = kinds, Places(self.geometry, blocks)
-        return self.kept[phase]
+            self.kinds_of_pass[phase] = kinds
+        return self.kinds_of_pass[phase]
+
+    def places(self, phase: str) -> Places:
+        """Return the places at which faults are tried in a pass."""
+        if phase not in self.places_of_pass:
+            blocks = block_places(self.geometry, phase, self.masks[0].pattern)
+            self.places_of_pass[phase] = Places(self.geometry, blocks)
+        return self.places_of_pass[phase]
 
     def in_pairs(self, phase: str, kind: Kind, pairs: Booleans, attempt: Attempt) -> Candidates:
         """Try a kind at exactly the pairs that show it, if a short list describes them."""
@@ -122,7 +129,7 @@ class Reader:
         patterns = [self.model.masks[int(np.asarray(x))] for x in masks if np.asarray(x) >= 0]
         if not all(x.all() or not x.any() for x in patterns):
             return  # pairs show only a mask that hides all of them or none
-        place = pairs_listed(self.geometry, pairs, self.tried(phase)[1].blocks)
+        place = pairs_listed(self.geometry, pairs, self.places(phase).blocks)
         if place is not None:
             fault = Fault(phase, kind, place)
             yield fault, attempt(fault)

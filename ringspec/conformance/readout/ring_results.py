@@ -78,6 +78,8 @@ class RingOf:
 
     def fault(self, name: Name) -> Fault | None:
         """Return the fault with this name; None if this ring has no such fault (a ring of two workers has no step 2)."""
+        if is_rounding(name[1]):
+            return None
         if name not in self.known:
             self.known[name] = fault_named(self.given.geometry, self.masks, name)
         return self.known[name]

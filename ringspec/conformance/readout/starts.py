@@ -50,7 +50,7 @@ def starts_of(
     """
     if np.array_equal(ours, there):
         return []
-    kinds = [kind for kind in reader.tried(phase)[0] if kind.only == only]
+    kinds = [kind for kind in reader.kinds(phase) if kind.only == only]
     whole: list[Start] = []
     some: list[tuple[int, Fault, Booleans]] = []
     for fault, pattern in changed_by(reader, phase, kinds, ours, there):
@@ -78,7 +78,7 @@ def changed_by(
 
     ``kinds``: those of the kernel that made the matrix.
     """
-    places, wrong = reader.tried(phase)[1], ours != there
+    places, wrong = reader.places(phase), ours != there
     if not wrong.any():
         return
     for kind in of_use(reader, phase, kinds, {"": (ours, there)}, True):
@@ -134,7 +134,7 @@ def of_use(
     for each matrix, the patterns with the choices so far and as observed (:func:`ringspec.conformance.readout.backward_search.zeros_of`).
     ``alone``: all kinds are of one matrix, and only those that change zeros are yielded.
     """
-    if kinds is reader.tried(phase)[0]:
+    if kinds is reader.kinds(phase):
         if phase not in reader.shown:
             reader.shown[phase] = patterns_of(reader, phase, kinds)
         at, patterns = reader.shown[phase]
@@ -204,7 +204,7 @@ def moved_by(
     """Return the starts that consist of one kind by which shares land in wrong columns or rows of their own head."""
     found: list[Start] = []
     row, column = ("q", "v") if phase == "forward" else ("dv_dy", "dv_to")
-    places: list[Place] = list(reader.tried(phase)[1].blocks[:FEW_PLACES])
+    places: list[Place] = list(reader.places(phase).blocks[:FEW_PLACES])
     for kind in kinds:
         moves = {slot for slot in kind.slots if slot.split(".")[0] in MOVES[phase]}
         if not moves or any(slot.endswith("head") for slot in moves) or "mask" in kind.slots:

@@ -409,14 +409,15 @@ def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, An
     if not shown:
         return None
     one = shown[0]
-    # A rounding bug leaves no fault to be read, and two faults are seldom a variant of one known bug.
+    # A rounding bug leaves no fault to be read, and only the noise of such a bug hides that it is near. Two faults are
+    # seldom a variant of one known bug.
     seen = diagnose(
         target.capabilities,
         [one.problem.call],
         [one.outputs[0]],
         variants=len(found.faults) < 2,
         rounding=not found.faults,
-        runner_up=False,
+        far="never" if found.faults else "if none is near",
     )
     if seen is None or seen.named is None or seen.named.mutant is None:
         return None
