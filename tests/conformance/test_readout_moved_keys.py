@@ -51,7 +51,7 @@ def test_the_gradient_of_a_forward_pass_with_keys_of_wrong_slots_is_said_to_be_r
     told = explain_target(ring)
     assert told.told.explained == ("readout/causal-striped-kv",)
     assert told.sentences == (
-        "In the forward pass, for keys of later workers, keys and values are taken shifted by one slot.",
+        "In the forward pass, for keys of later workers, keys and values are taken from the next slot (in the last slot, from the first).",
         "The backward pass is the gradient of this wrong forward pass.",
     )
     # The same sentences account for a call with random inputs.

@@ -154,7 +154,7 @@ def test_the_ring_is_right_in_each_way_of_computing_it(ways):
         (first_o_is_overwritten, "the o of a worker's first block is overwritten by that of its next block before it is merged (lse is not)"),
         slow(merged_in_base_2, "lse becomes the larger of the two + ln 2 log(1 + exp(-abs(lse_block - lse_old))): a natural logarithm where lse is in base 2 (the weights of o are correct)"),
         (weighed_by_powers_of_2, "the merge weights blocks by 2**lse, where lse is natural (the merged lse is correct)"),
-        slow(hidden_in_lse, "for keys of later workers, hidden pairs are merged into lse, but not into o: the running o stays as it was"),
+        slow(hidden_in_lse, "for keys of later workers, the block is merged into lse as if no pair were masked, and not into o: the running o stays as it was"),
     ],
 )  # fmt: skip
 def test_a_wrong_merge_of_blocks_is_named(merge, words):

@@ -54,7 +54,7 @@ from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import Place
 from ringspec.conformance.readout.product_kinds import REPLACED
-from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.reader import Reader, of_ranges
 from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
 
@@ -129,6 +129,8 @@ def explain_backward(
         match_backward(reader, seen, backward_pass(model, model.right, *saved))
         for saved in ((forward, *returned), (kept, kept.lse, kept.through))
     )
+    if plain_kept.whole and not plain.whole:
+        return Explanation((), True, plain_kept, (), SAVED)
     if plain_kept.score > plain.score:
         found = as_kept(MOST_FAULTS)
         return found if found.whole else as_returned()
@@ -197,7 +199,9 @@ def backward_from(
             keep,
             predict,
             base,
-            lambda now, match, last: backward_faults(reader, seen, saved, now, match, last),
+            lambda now, match, last: backward_faults(
+                reader, seen, saved, now, match, last, of_way=reader.in_another_way(now)
+            ),
             reader.part(1 / (len(bases) - number)),
             lambda now, match: backward_starts(reader, seen, saved, now, match),
             size,
@@ -309,12 +313,14 @@ def backward_faults(
     match: Match,
     last: bool,
     alone: str = "",
+    of_way: bool = False,
 ) -> Candidates:
     """Yield faults that may explain more, each with its match.
 
     ``saved``: what the backward pass gets from the forward pass, as for :func:`backward_pass`. ``choices`` and
     ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all that is still wrong;
-    ``alone``: the one matrix in which they may explain it.
+    ``alone``: the one matrix in which they may explain it; ``of_way``: of these, only those that depend on the ranges that
+    a kernel computes.
 
     What a kind changes in one block does not depend on other blocks, unless it adds shares to
     wrong rows. So one evaluation with the kind applied everywhere shows which pairs it explains. A share that is
@@ -328,7 +334,7 @@ def backward_faults(
     may_help = useful(reader, "backward", kinds, choices, zeros_of(seen, match, choices))
     for kind in itertools.takewhile(model.may_go_on, may_help):
         touched = of_interest(kind, choices, wrong, last, alone)
-        if not touched:
+        if not touched or (last and of_way and not of_ranges(kind)):
             continue
         everywhere = Fault("backward", kind, places.blocks[0])
         if last and is_loss(kind) and not in_place(reader, choices):

@@ -250,7 +250,7 @@ def everywhere(fault: Fault) -> Fault:
 def undoes(fault: Fault, choices: Choices, base: Choices) -> bool:
     """Return whether a fault makes a choice right again somewhere, so that what was said of ``choices`` is not true there.
 
-    ``base``: the choices without faults. The same holds if two wrong merges differ in which hidden rows they merge, which
+    ``base``: the choices without faults. The same holds after :func:`moved_before`, if two wrong merges differ in which hidden rows they merge, which
     is a choice of the whole ring, and of keys that fill up tiles of the correct blocks beside wrong blocks or masks.
     """
     changed = dict(fault.kind.changes)
@@ -261,12 +261,30 @@ def undoes(fault: Fault, choices: Choices, base: Choices) -> bool:
     if "merge" in changed and choices["merge"].any():
         if changed.get("hidden_merge", False) != choices["hidden_merge"]:
             return True
+    if moved_before(fault, choices, base):
+        return True
     every = base, choices, fault.applied(choices)
     right, before, now = (one.in_kernel(fault.kind.only) for one in every)
     return any(
         np.any((before[slot] != right[slot]) & (now[slot] == right[slot]))
         for slot in fault.kind.slots - set(OF_ALL)
     )
+
+
+def moved_before(fault: Fault, choices: Choices, base: Choices) -> bool:
+    """Return whether a fault changes where the tokens of an operand come from, of which ``choices`` already change another part.
+
+    A fault that takes the tokens of another layout changes both their worker and their slot. After one that changes the
+    worker alone, the slots that are left belong to neither.
+    """
+    right, now = (one.in_kernel(fault.kind.only) for one in (base, choices))
+    slots = fault.kind.slots
+    for name in {slot.partition(".")[0] for slot in slots if "." in slot}:
+        moved = {x: (now[x] != right[x]) & fault.place.table for x in components(name)}
+        again = [x for x in moved if x in slots and moved[x].any()]
+        if again and any(moved[x].any() for x in moved if x not in slots):
+            return True
+    return False
 
 
 def by_gain(plain: Match, chain: Chain) -> tuple[float, float]:

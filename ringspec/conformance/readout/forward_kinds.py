@@ -159,7 +159,7 @@ def stored_kinds(geometry: Geometry) -> Iterator[Kind]:
         yield Kind(f"o and lse are stored at the {words}", (("o_to", table),), 1.3, True)
     for number, layout in enumerate(believed(geometry), 1):
         if layout not in (LATER, SHORT):
-            words = f"the tokens of o are put in the order of the layout {layout}"
+            words = f"the rows of o are put in the order of their tokens as if they lay in the layout {layout}"
             yield Kind(words, (("o_tokens", number),), 1.2)
     words = "tokens of o are put back with the layout's permutation, not with its inverse"
     yield Kind(words, (("o_tokens", len(believed(geometry)) + 1),), 1.2)
@@ -211,7 +211,7 @@ def merge_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> It
                     yield Kind(more, (("merge", number), ("hidden_merge", "rows")), 1.05)
     if not geometry.sees_all:
         everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
-        words = "hidden pairs are merged into lse, but not into o: the running o stays as it was"
+        words = "the block is merged into lse as if no pair were masked, and not into o: the running o stays as it was"
         kept = MERGES.index("o kept")
         yield Kind(words, (("mask", everything), ("merge", kept)), 1.15)
 

@@ -48,7 +48,7 @@ from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.part_search import lses_that_fit, of_lse
 from ringspec.conformance.readout.places import FROM_STEP_1, Place, Places
-from ringspec.conformance.readout.reader import Reader, of_feature
+from ringspec.conformance.readout.reader import Reader, of_feature, of_ranges
 from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
 
@@ -115,7 +115,9 @@ def explain_forward(
         functools.partial(keep, model),
         predict,
         model.right,
-        lambda choices, match, last: forward_faults(reader, seen, predict, choices, match, last),
+        lambda choices, match, last: forward_faults(
+            reader, seen, predict, choices, match, last, reader.in_another_way(choices)
+        ),
         reader.part(1.0 if seen.p is None else OF_FORWARD),
         lambda choices, match: forward_starts(reader, seen, choices, match),
         known=known,
@@ -206,12 +208,18 @@ class Attempts:
 
 
 def forward_faults(
-    reader: Reader, seen: Seen, predict: Predict, choices: Choices, match: Match, last: bool
+    reader: Reader,
+    seen: Seen,
+    predict: Predict,
+    choices: Choices,
+    match: Match,
+    last: bool,
+    of_way: bool = False,
 ) -> Candidates:
     """Yield faults that may explain more, each with its match.
 
     ``choices`` and ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all
-    that is still wrong.
+    that is still wrong; ``of_way``: of these, only those that depend on the ranges that a kernel computes.
 
     A row does not depend on other rows, and the ratios between the weights of a row within a
     block do not depend on other blocks. So one evaluation with a kind applied everywhere shows where it helps.
@@ -228,6 +236,8 @@ def forward_faults(
     lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
     kinds_of_use = useful(reader, "forward", kinds, choices, {"": (ours, there)})
     for kind in itertools.takewhile(attempt.may_go_on, kinds_of_use):
+        if last and of_way and not of_ranges(kind):
+            continue
         changes = kind.slots
         lse = of_lse(kind)
         if (

@@ -74,6 +74,19 @@ def of_first_sizes(words: str) -> str:
     return SIZES.sub(r"\1", words)
 
 
+def in_single_sizes(words: str) -> list[str]:
+    """Return a rule about tiles with each of its sizes alone; ``words`` themselves if they have no several sizes.
+
+    >>> in_single_sizes("tiles of 5 queries and 2 or 3 keys are skipped")
+    ['tiles of 5 queries and 2 keys are skipped', 'tiles of 5 queries and 3 keys are skipped']
+    """
+    several = next((one for one in SIZES.finditer(words) if " or " in one[0]), None)
+    if several is None:
+        return [words]
+    before, after = words[: several.start()], words[several.end() :]
+    return [f"{before}{size}{after}" for size in several[0].split(" or ")]
+
+
 def shares_sizes(words: str, others: str) -> bool:
     """Return whether two rules about tiles differ only in their sizes, and have a size of each side in common."""
     sizes = [[{*re.findall(r"\d+", one[0])} for one in SIZES.finditer(x)] for x in (words, others)]

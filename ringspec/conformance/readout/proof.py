@@ -7,16 +7,18 @@ faults may give the same results with these inputs. The *proof* of a problem is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
-from ringspec.conformance.readout.backward_search import SAME
+from ringspec.conformance.readout.backward_search import SAME, SAVED
 from ringspec.conformance.readout.calls import expressible
 from ringspec.conformance.readout.hints import ROUNDING
 from ringspec.conformance.readout.infinite_rows import by_infinite_rows
 from ringspec.conformance.readout.kinds import listing
+from ringspec.conformance.readout.masks import in_single_sizes, with_more_sizes
 from ringspec.conformance.readout.not_finite import NOT_FINITE, RESULTS
 from ringspec.conformance.readout.problems import (
     BACKWARDS,
@@ -130,8 +132,11 @@ def read_as(
     calls = problem.call, problem.proof
 
     def same_without_base(found: Told) -> bool:
-        # A wrong lse that is saved is no mistake that the backward pass can repeat.
-        return found.base == SAME and explains(dataclasses.replace(found, base=""), calls, outputs)
+        # A wrong lse that is saved is no mistake that the backward pass can repeat, and where the mistake in storing o
+        # changes nothing, nothing is used from before it.
+        return found.base in (SAME, SAVED) and explains(
+            dataclasses.replace(found, base=""), calls, outputs
+        )
 
     tried: list[Told] = []
     explained = [one for one in others if one.explained]
@@ -400,7 +405,47 @@ def proved(
         for one in found.alternatives
         if all(holds(id, dataclasses.replace(found, faults=one.faults)) for id in own)
     )
-    return dataclasses.replace(found, explained=explained, alternatives=alternatives)
+    proven = dataclasses.replace(found, explained=explained, alternatives=alternatives)
+    return with_sizes_that_hold(proven, holds)
+
+
+def with_sizes_that_hold(found: Told, holds: Callable[[str, Told], bool]) -> Told:
+    """Tell, of several sizes of tiles, those that hold in all problems for which the sentence accounts.
+
+    Sizes that give the same numbers in one problem may differ in another one.
+    """
+
+    def narrowed(faults: tuple[Named, ...], base: str, ids: Sequence[str]) -> tuple[Named, ...]:
+        for number, fault in enumerate(faults):
+            sizes = in_single_sizes(fault.kind)
+            kept = []
+            for kind in sizes if len(sizes) > 1 else ():
+                one = (
+                    *faults[:number],
+                    dataclasses.replace(fault, kind=kind),
+                    *faults[number + 1 :],
+                )
+                if all(holds(id, Told(one, base)) for id in ids):
+                    kept.append(kind)
+            if kept:
+                words = functools.reduce(with_more_sizes, kept)
+                named = dataclasses.replace(fault, kind=words)
+                faults = (*faults[:number], named, *faults[number + 1 :])
+        return faults
+
+    def reworded(text: str, old: Sequence[Named], new: Sequence[Named]) -> str:
+        for one, other in zip(old, new, strict=True):
+            text = text.replace(one.kind, other.kind)
+        return text
+
+    faults = narrowed(found.faults, found.base, found.explained)
+    separate = []
+    for one in found.separate:
+        own = narrowed(one.faults, one.base, one.problems)
+        words = reworded(one.words, one.faults, own)
+        separate.append(dataclasses.replace(one, faults=own, words=words))
+    stated = tuple(reworded(text, found.faults, faults) for text in found.stated)
+    return dataclasses.replace(found, faults=faults, stated=stated, separate=tuple(separate))
 
 
 def all_refuted(reading: Reading, right: Sequence[Replayed]) -> bool:

@@ -51,6 +51,8 @@ COUNTS = {
     "dS of dk": "dk_count",
     "dS of bias": "dbias_count",
 }
+# Choices whose effect depends on the ranges of a block that a kernel computes.
+OF_RANGES = ("tiles", "begins", "padded", "computed", "uncleared", "dq_form", "dk_form", "dv_form")
 # How many places of a kind are tried: those that explain everything, and those that do not.
 MOST_WHOLE, MOST_PARTIAL = 40, 3
 
@@ -58,6 +60,12 @@ MOST_WHOLE, MOST_PARTIAL = 40, 3
 def of_feature(kind: Kind) -> bool:
     """Return whether a kind changes a choice about the soft cap, dlse, sinks, a bias or dropout."""
     return any(slot.startswith(OF_FEATURES) for slot in kind.slots)
+
+
+def of_ranges(kind: Kind) -> bool:
+    """Return whether the effect of a kind may depend on which parts of a block a kernel computes as one range."""
+    in_words = kind.of_tiles or "tile" in kind.words or "chunk" in kind.words
+    return in_words or not kind.slots.isdisjoint(OF_RANGES)
 
 
 class Reader:
@@ -93,6 +101,10 @@ class Reader:
     def search_from(self, base: Choices) -> None:
         """Forget what :meth:`once` keeps, and keep it for a search that begins at ``base``."""
         self.base, self.of_base = base, {}
+
+    def in_another_way(self, choices: Choices) -> bool:
+        """Return whether single faults are tried that the search for a ring that computes its blocks in the usual way has tried."""
+        return choices is self.base and bool(self.geometry.parts)
 
     def once(self, what: str, kind: Kind, choices: Choices, compute: Callable[[], Any]) -> Any:
         """Return ``compute()``, a result for ``choices`` and ``kind``, computed once if no fault has been found yet.

@@ -48,7 +48,8 @@ from ringspec.problem.model import Array, Booleans
 from ringspec.recipes import RECIPES
 
 MOST_SETS = 40
-LEAST_OF_WAYS = 0.03  # of a search's share
+LEAST_OF_WAYS = 0.03  # of a whole search, in each other way of computing a block
+LEAST_FOR_WAYS = 0.12  # a search with a smaller share is made in the usual way alone
 EVALUATIONS_AGAIN = 13_000  # in all searches with the tolerance of 16-bit parts
 MATRICES = {
     "A": "the softmax weights in o",
@@ -195,12 +196,14 @@ def read(
         missing["backward"] = FROM_FORWARD
     given = Given(problem, seen, share, proof or {}, names, refuted, missing)
     found = read_both(given)
-    # Other ways differ in rules about tiles, which single faults show, so their searches are shorter.
-    less = min(share, max(share / 2, LEAST_OF_WAYS))
-    for parts in WAYS.get(geometry.layout, ())[1:]:
-        if not (missing or settled(found)):
-            way = dataclasses.replace(given, parts=parts, share=less)
-            found = better(found, read_both(way))
+    # Other ways differ in rules about tiles, which single faults show after few evaluations. Then sets of two are tried,
+    # if nothing explains the results.
+    ways = WAYS.get(geometry.layout, ())[1:] if share > LEAST_FOR_WAYS and not missing else ()
+    for most in (LEAST_OF_WAYS, share / 4):
+        for parts in ways:
+            if not (settled(found) if most == LEAST_OF_WAYS else found.explained):
+                way = dataclasses.replace(given, parts=parts, share=most)
+                found = better(found, read_both(way))
     if agrees(results, expected, COARSE) and not found.explained:
         return Reading(problem.id, False, evaluations=found.evaluations)
     return found

@@ -100,8 +100,16 @@ def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
             "with its other quarters at the first",
             i % max(n // 4, 1),
         ),
-        ("shifted by one slot", "shifted by one slot", (i + 1) % n),
-        ("shifted back by one slot", "shifted back by one slot", (i - 1) % n),
+        (
+            "from the next slot (in the last slot, from the first)",
+            "to the next slot (those of the last slot to the first)",
+            (i + 1) % n,
+        ),
+        (
+            "from the slot before (in the first slot, from the last)",
+            "to the slot before (those of the first slot to the last)",
+            (i - 1) % n,
+        ),
         ("in reversed order", "in reversed order", i[::-1]),
         *(
             (

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringspec.conformance.readout import hints
-from ringspec.conformance.readout.backward_search import GRADIENT, SAVED
+from ringspec.conformance.readout.backward_search import GRADIENT, SAME, SAVED
 from ringspec.conformance.readout.places import LISTED, PAIRS
 from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
 from ringspec.conformance.readout.rounding import is_rounding
@@ -24,6 +24,9 @@ STILL_SIMPLE = 3.5  # and in one that was: less simple ones may have another cau
 ABOUT_AS_SIMPLE = 0.5  # difference in cost up to which another explanation is reported, too
 OF_LSE_ALONE = ("lse is ", "the returned lse is ")
 RIGHT_GRADIENTS = "The gradients are right."
+# Wrong keys and queries are those of the scores; the heads of the keys are also those of the product for dq.
+OF_TOKENS = re.compile(r"^(keys|queries)\b.* are (those|taken)\b")
+SAME_SCORES = "The backward pass makes p and dS in the same way; its products with dS use the correct keys and queries."
 # In a problem about batches, these words stand in place of the first ones.
 BATCHES = "/batches"  # in the id of a problem
 OF_BATCHES = (
@@ -246,6 +249,8 @@ def base_in_words(base: str, faults: Sequence[Named]) -> str:
     """Say what the backward pass computes; the gradient of a forward pass whose lse alone is wrong is the correct one."""
     forward = [fault.kind for fault in faults if fault.phase == "forward"]
     lse_alone = bool(forward) and all(kind.startswith(OF_LSE_ALONE) for kind in forward)
+    if base == SAME and any(OF_TOKENS.search(kind) for kind in forward):
+        return SAME_SCORES
     right = base == GRADIENT or (base == SAVED and len(forward) == len(faults))
     return RIGHT_GRADIENTS if right and lse_alone else base
 

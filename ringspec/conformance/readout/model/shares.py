@@ -37,7 +37,7 @@ from ringspec.conformance.readout.model.statistics import (
 )
 from ringspec.conformance.readout.pairs import ELSEWHERE
 from ringspec.conformance.readout.tile_rules import visible_part
-from ringspec.problem.model import Array, Integers
+from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
 
 OF_CORE = (
@@ -167,9 +167,21 @@ def for_dv(model: Model, c: Choices, s: Array, p: Array, g: Array, d: Array, use
         "right": lambda: of_dv, "block's maximum": lambda: free(m),
         "row maximum": lambda: free(m.max(axis=1, keepdims=True)),
         "block's lse": lambda: free(m) / nonzero(free(m).sum(axis=4, keepdims=True)),
-        "dS": lambda: c["ds_times"] * p * (g - d), "p dp": lambda: p * g, "dp": lambda: np.broadcast_to(g, p.shape),
+        "dS": lambda: c["ds_times"] * p * (g - d), "p dp": lambda: p * g, "dp": lambda: g * computed_pairs(model, c),
     }  # fmt: skip
     return chosen(c["dv_form"], DV_FORMS, of) * drop
+
+
+def computed_pairs(model: Model, c: Choices) -> Booleans:
+    """Return the pairs that a kernel computes although a mask hides some of them: those of blocks with a visible pair."""
+    seen = shown(model, c["mask"])
+    computed = seen.any(axis=(3, 4), keepdims=True)
+    if model.geometry.of_visible_parts:
+        computed = visible_part(seen)
+    if (c["computed"] >= 0).any():
+        pairs = shown(model, np.maximum(c["computed"], 0))
+        computed = np.where(c["computed"] < 0, computed, pairs)
+    return np.asarray(computed & (c["count"] != 0))
 
 
 def ds_of(
@@ -182,14 +194,7 @@ def ds_of(
     ds = c["ds_times"] * p * (g - d) * slope
     if not form.any():
         return np.asarray(ds)
-    seen = shown(model, c["mask"])
-    computed = seen.any(axis=(3, 4), keepdims=True)
-    if model.geometry.of_visible_parts:
-        computed = visible_part(seen)
-    if (c["computed"] >= 0).any():
-        pairs = shown(model, np.maximum(c["computed"], 0))
-        computed = np.where(c["computed"] < 0, computed, pairs)
-    computed = computed & (c["count"] != 0)
+    computed = computed_pairs(model, c)
 
     def hidden() -> Array:
         everything = next(x for x, mask in enumerate(model.masks) if mask.all())
