@@ -52,7 +52,7 @@ IN_ONE_BLOCK = {
     "lse in base 2": (FORWARD + "lse is in base 2.",),
     "lse as if in base 2": (BACKWARD + "lse is multiplied by ln 2.",),
     "no delta": (BACKWARD + "delta is left out.",),
-    "ds without the scale": (BACKWARD + "dS is not multiplied by the scale.",),
+    "ds without the scale": (BACKWARD + "dq and dk are not multiplied by the scale.",),
     "ds not transposed": (BACKWARD + "dS is not transposed in the product for dk.",),
     "dk with the next query": (
         BACKWARD + "the queries in the product for dk are taken shifted back by one token.",

@@ -19,6 +19,7 @@ from ringspec.conformance.readout.kinds import (
     at_counts,
     factors,
     factors_beside_scores,
+    factors_on,
     listing,
     verb,
 )
@@ -166,10 +167,12 @@ def softcap_kinds() -> Iterator[Kind]:
 
 def factor_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield wrong factors on delta, dS and the gradients, and gradients that are lost."""
-    for words, value in factors(geometry, distinct):
+    for words, value in factors_beside_scores(geometry, distinct):
         yield Kind(f"delta is {words}", (("delta_times", value),), 1.1)
-        yield Kind(f"dS is {words}", (("ds_times", value),), 1.1)
-        for names in GRADIENTS:
+        if "scale" not in words:  # the scale is a factor of dq and dk, not of dS
+            yield Kind(f"dS is {words}", (("ds_times", value),), 1.1)
+    for names in GRADIENTS:
+        for words, value in factors_on(names, geometry, distinct):
             cost = 1.15 if len(names) > 1 else 1.0 if value == 2 else 1.2
             yield Kind(f"{listing(names)} {verb(names)} {words}", at_counts(names, value), cost)
     mean = (geometry.usual_scale or geometry.scale) ** 2

@@ -15,7 +15,7 @@ from ringspec.conformance.readout.choices import (
     Tiles,
 )
 from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
-from ringspec.conformance.readout.kinds import WITH_A_MASK, Kind, factors
+from ringspec.conformance.readout.kinds import WITH_A_MASK, Kind, factors_beside_scores
 from ringspec.conformance.readout.last_tiles import clamped_kinds, copied_kinds, padded_kinds
 from ringspec.conformance.readout.masks import every_mask, numbers_of
 from ringspec.conformance.readout.merges import MERGES
@@ -137,7 +137,7 @@ def final_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
         at = (("o_row.worker", table.reshape(-1, 1, 1, 1, 1)),)
         yield Kind(f"o is that of the {words} (lse is correct)", at, 1.1, True)
     yield Kind("o is 0", (("o_times", 0.0),), 1.2, True)
-    for words, value in factors(geometry, distinct):
+    for words, value in factors_beside_scores(geometry, distinct):
         yield Kind(f"o is {words}", (("o_times", value),), 1.2, True)
 
 

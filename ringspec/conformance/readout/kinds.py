@@ -105,6 +105,15 @@ def factors_beside_scores(geometry: Geometry, distinct: bool) -> list[tuple[str,
     return [("multiplied by the scale", scale), ("divided by the scale", 1 / scale), *usual]
 
 
+def factors_on(names: Sequence[str], geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
+    """Return the factors on gradients: dq and dk contain the scale once, and dv does not contain it."""
+    if "dv" not in names:
+        return factors(geometry, distinct)
+    by_scale, *others = factors_beside_scores(geometry, distinct)
+    words = by_scale[0] if len(names) == 1 else f"{by_scale[0]} once more"
+    return [(words, by_scale[1]), *others]
+
+
 GRADIENTS = (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk"), ("dq", "dk", "dv"))
 
 

@@ -196,10 +196,10 @@ def read(
         missing["backward"] = FROM_FORWARD
     given = Given(problem, seen, share, proof or {}, names, refuted, missing)
     found = read_both(given)
-    # Other ways differ in rules about tiles, which single faults show after few evaluations. Then sets of two are tried,
+    # Other ways differ in rules about tiles, which single faults show after few evaluations. Then sets are tried,
     # if nothing explains the results.
     ways = WAYS.get(geometry.layout, ())[1:] if share > LEAST_FOR_WAYS and not missing else ()
-    for most in (LEAST_OF_WAYS, share / 4):
+    for most in (LEAST_OF_WAYS, share / 2):
         for parts in ways:
             if not (settled(found) if most == LEAST_OF_WAYS else found.explained):
                 way = dataclasses.replace(given, parts=parts, share=most)

@@ -1,0 +1,67 @@
+"""The sentences of the readouts say what the model ring does with the faults that they name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ringspec.conformance.readout.backward_search import SAME
+from ringspec.conformance.readout.fault_sets import undoes
+from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.problems import problem_of, settings_for
+from ringspec.conformance.readout.proof import with_sizes_that_hold
+from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.reading import Named
+from ringspec.conformance.readout.told import SAME_SCORES, Told, base_in_words
+from ringspec.conformance.targets.reference import reference_float32
+
+PER_SCALE = re.compile(r"(not multiplied by the scale|by the scale twice)$")
+
+
+@pytest.fixture(scope="module")
+def reader() -> Reader:
+    settings, _ = settings_for(reference_float32.capabilities)
+    return Reader(problem_of(settings[0], reference_float32.capabilities).pairs, 1e-5)
+
+
+def test_only_what_contains_the_scale_is_said_to_lack_it_or_to_have_it_twice(reader):
+    for phase in ("forward", "backward"):
+        words = [one.words for one in reader.kinds(phase) if PER_SCALE.search(one.words)]
+        assert words and all(x.startswith(("scores ", "dq ", "dk ")) for x in words)
+        assert not any("dv" in x for x in words)
+
+
+def test_of_several_sizes_of_tiles_those_are_told_that_hold_in_every_problem():
+    kind = "tiles of 5 queries and 6 or 7 or 8 keys are skipped"
+    faults = (Named("forward", kind, "", 1.0, ""),)
+    found = Told(faults, stated=(faults[0].told(),), explained=("one", "other"))
+
+    def holds(id, told):
+        return " 8 keys" not in told.faults[0].kind or id == "one"
+
+    kept = with_sizes_that_hold(found, holds)
+    assert kept.faults[0].kind == "tiles of 5 queries and 6 or 7 keys are skipped"
+    assert kept.stated == (kept.faults[0].told(),)
+
+
+def test_two_faults_that_move_different_parts_of_one_operand_are_not_told_together(reader):
+    words = "queries are taken as in the layout zigzag", "queries are those of the next worker"
+    kinds = {one.words: one for one in reader.kinds("forward")}
+    everywhere, *_ = reader.places("forward").blocks
+    layout, worker = (Fault("forward", kinds[x], everywhere) for x in words)
+    right = reader.model.right
+    assert undoes(worker, layout.applied(right), right)
+    assert not undoes(worker, right, right)
+
+
+def test_a_backward_pass_with_wrong_scores_and_correct_products_is_not_said_to_do_the_same():
+    keys, scores = (
+        Named("forward", kind, "", 1.0, "")
+        for kind in (
+            "keys are those of the worker that computes",
+            "scores are multiplied by the scale twice",
+        )
+    )
+    assert base_in_words(SAME, [keys]) == SAME_SCORES
+    assert base_in_words(SAME, [scores]) == SAME
