@@ -7,12 +7,14 @@ import re
 import pytest
 
 from ringspec.conformance.readout.backward_search import SAME
+from ringspec.conformance.readout.calls import given_of
 from ringspec.conformance.readout.fault_sets import undoes
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.problems import problem_of, settings_for
-from ringspec.conformance.readout.proof import with_sizes_that_hold
+from ringspec.conformance.readout.proof import needed, with_sizes_that_hold
 from ringspec.conformance.readout.reader import Reader
 from ringspec.conformance.readout.reading import Named
+from ringspec.conformance.readout.ring_results import RingOf
 from ringspec.conformance.readout.told import SAME_SCORES, Told, base_in_words
 from ringspec.conformance.targets.reference import reference_float32
 
@@ -65,3 +67,27 @@ def test_a_backward_pass_with_wrong_scores_and_correct_products_is_not_said_to_d
     )
     assert base_in_words(SAME, [keys]) == SAME_SCORES
     assert base_in_words(SAME, [scores]) == SAME
+
+
+def test_a_fault_that_changes_nothing_in_a_problem_is_not_told_of_it():
+    """The window hides the block of the last step, so nothing shows whose values it uses."""
+    claims = reference_float32.capabilities
+    settings, _ = settings_for(claims)
+    problems = {one.id: one for one in (problem_of(x, claims) for x in settings)}
+    faults = (
+        Named("backward", "dv is too large by a factor of 3", "", 1.2, ""),
+        Named("backward", "values are those of the visitor of step 1", "in the last step", 1.5, ""),
+    )
+
+    def told_of(id):
+        calls = problems[id].call, problems[id].proof
+        outputs = []
+        for call in calls:
+            results = {}
+            for made, _ in RingOf(given_of(call, 0)).passes_of(Told(faults)):
+                results |= {name: tuple(y[None] for y in x) for name, x in made.items()}
+            outputs.append(results)
+        return needed(list(faults), "", calls, outputs)
+
+    assert tuple(told_of("readout/full-contiguous-kv")) == faults
+    assert tuple(told_of("readout/window-contiguous")) == faults[:1]

@@ -33,6 +33,7 @@ from ringspec.conformance.readout.replay import Replayed, explains, gives, repla
 from ringspec.conformance.readout.rounded_inputs import rounded_inputs
 from ringspec.conformance.readout.rounding import narrow_results
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, separate, told
+from ringspec.conformance.target.protocol import Call
 
 MOST_NAMED = 3  # problems in a sentence; one more if it is the last
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
@@ -149,6 +150,7 @@ def read_as(
         tried.append(found)
         if explains(found, calls, outputs):
             possible = replay_of(problem.call, outputs[0]).possible(found.faults)
+            possible = needed(possible, found.base, calls, outputs)
             forward, backward = (
                 part and with_faults(part, found, possible) for part in (one.forward, one.backward)
             )
@@ -158,6 +160,17 @@ def read_as(
             if reading.explained:
                 return reading
     return None
+
+
+def needed(
+    faults: list[Named], base: str, calls: Sequence[Call], outputs: Sequence[Outputs]
+) -> list[Named]:
+    """Return the faults without those that change nothing here, beside the others: of these, a problem shows nothing."""
+    for one in tuple(faults)[::-1]:
+        others = [x for x in faults if x is not one]
+        if others and explains(Told(tuple(others), base), calls, outputs):
+            faults = others
+    return faults
 
 
 def with_faults(part: PassRead, found: Told, possible: Sequence[Named]) -> PassRead:
