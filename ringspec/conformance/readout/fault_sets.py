@@ -250,8 +250,9 @@ def everywhere(fault: Fault) -> Fault:
 def undoes(fault: Fault, choices: Choices, base: Choices) -> bool:
     """Return whether a fault makes a choice right again somewhere, so that what was said of ``choices`` is not true there.
 
-    ``base``: the choices without faults. The same holds after :func:`moved_before`, if two wrong merges differ in which hidden rows they merge, which
-    is a choice of the whole ring, and of keys that fill up tiles of the correct blocks beside wrong blocks or masks.
+    ``base``: the choices without faults. What was said is not true either if :func:`moved_before` holds, if two wrong
+    merges differ in which hidden rows they merge, which is a choice of the whole ring, or for keys that fill up tiles of
+    the correct blocks beside wrong blocks or masks.
     """
     changed = dict(fault.kind.changes)
     filled = choices["padded"] is not None or "padded" in changed

@@ -128,7 +128,8 @@ def read_as(
 ) -> Reading | None:
     """Return the reading of a problem's two calls by the faults of one of ``others``; None if these do not explain them.
 
-    Faults that the problem's ring cannot have are left out: without a mask, there is no fault in the mask.
+    Faults that the problem's ring cannot have, or that change nothing in it, are left out: without a mask, there is no
+    fault in the mask.
     """
     calls = problem.call, problem.proof
 
@@ -422,6 +423,13 @@ def proved(
     return with_sizes_that_hold(proven, holds)
 
 
+def with_kind(faults: Sequence[Named], number: int, kind: str) -> tuple[Named, ...]:
+    """Return the same faults, of which fault ``number`` has other words."""
+    return tuple(
+        dataclasses.replace(x, kind=kind) if n == number else x for n, x in enumerate(faults)
+    )
+
+
 def with_sizes_that_hold(found: Told, holds: Callable[[str, Told], bool]) -> Told:
     """Tell, of several sizes of tiles, those that hold in all problems for which the sentence accounts.
 
@@ -433,17 +441,11 @@ def with_sizes_that_hold(found: Told, holds: Callable[[str, Told], bool]) -> Tol
             sizes = in_single_sizes(fault.kind)
             kept = []
             for kind in sizes if len(sizes) > 1 else ():
-                one = (
-                    *faults[:number],
-                    dataclasses.replace(fault, kind=kind),
-                    *faults[number + 1 :],
-                )
-                if all(holds(id, Told(one, base)) for id in ids):
+                one = Told(with_kind(faults, number, kind), base)
+                if all(holds(id, one) for id in ids):
                     kept.append(kind)
             if kept:
-                words = functools.reduce(with_more_sizes, kept)
-                named = dataclasses.replace(fault, kind=words)
-                faults = (*faults[:number], named, *faults[number + 1 :])
+                faults = with_kind(faults, number, functools.reduce(with_more_sizes, kept))
         return faults
 
     def reworded(text: str, old: Sequence[Named], new: Sequence[Named]) -> str:

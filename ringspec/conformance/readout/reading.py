@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -199,9 +200,9 @@ def read(
     # Other ways differ in rules about tiles, which single faults show after few evaluations. Then sets are tried,
     # if nothing explains the results.
     ways = WAYS.get(geometry.layout, ())[1:] if share > LEAST_FOR_WAYS and not missing else ()
-    for most in (LEAST_OF_WAYS, share / 2):
+    for most, enough in ((LEAST_OF_WAYS, settled), (share / 2, attrgetter("explained"))):
         for parts in ways:
-            if not (settled(found) if most == LEAST_OF_WAYS else found.explained):
+            if not enough(found):
                 way = dataclasses.replace(given, parts=parts, share=most)
                 found = better(found, read_both(way))
     if agrees(results, expected, COARSE) and not found.explained:
