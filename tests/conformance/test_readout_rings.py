@@ -169,16 +169,18 @@ def test_a_wrong_lse_of_every_call_has_one_name_if_own_chunks_are_calls():
 
 
 @pytest.mark.parametrize(
-    ("faults", "words"),
+    ("keys", "faults", "words"),
     [
-        ({"within": True}, "within a block that is masked in part"),
-        slow({"within": False, "merged": merged}, "within a block that needs no mask"),
-        slow({"from_the_last": True}, "of all blocks, from the last to the first"),
+        (3, {"within": True}, "within a block that is masked in part"),
+        slow(3, {"within": False, "merged": merged}, "within a block that needs no mask"),
+        slow(3, {"from_the_last": True}, "of all blocks, from the last to the first"),
+        (6, {}, "of all blocks"),
     ],
-    ids=["masked", "whole", "from-the-last"],
+    ids=["masked", "whole", "from-the-last", "large"],
 )
-def test_the_blocks_and_the_order_of_tiles_that_are_merged_wrongly_are_named(faults, words):
-    words = f"between tiles of 3 keys {words}, the running o is not rescaled when the maximum rises (l is)"
+def test_the_blocks_and_the_order_of_tiles_that_are_merged_wrongly_are_named(keys, faults, words):
+    faults = {"keys": keys, **faults}
+    words = f"between tiles of {keys} keys {words}, the running o is not rescaled when the maximum rises (l is)"
     named(words, phase="forward", alpha=not_rescaled, **faults)
 
 

@@ -89,8 +89,7 @@ def count_kinds(geometry: Geometry, phase: str, masks: Sequence[Mask]) -> Iterat
 def score_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     """Yield wrong factors on the scores, and wrong soft caps."""
     for words, value in factors(geometry, distinct):
-        if value != 0.5:
-            yield Kind(f"scores are {words}", (("times", value),))
+        yield Kind(f"scores are {words}", (("times", value),))
     words = "each block's mean over its keys is subtracted from the scores"
     yield Kind(words, (("centred", True),), 1.2)
     if geometry.softcap is not None:

@@ -23,6 +23,7 @@ from ringspec.conformance.readout.operands import Operand, operand_kinds
 from ringspec.conformance.readout.part_results import begins_in, lses_in
 from ringspec.conformance.readout.sink_kinds import sink_kinds
 from ringspec.conformance.readout.sources import sources
+from ringspec.conformance.readout.tile_rules import LARGEST_TILE
 from ringspec.conformance.readout.visible import Mask
 from ringspec.problem.model import Integers
 
@@ -225,8 +226,9 @@ def tile_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     for where, blocks, chunks in inside:
         tiles = Tiles(0, "", False, chunks=chunks, blocks=blocks)
         every.append((tiles, f"within {where}", 1.25 if blocks else 1.2))
-    for size, name in itertools.product((2, 3, 4), merges.IN_TILES):
-        for tiles, where, cost in every if size < geometry.run else ():
+    sizes = range(2, min(LARGEST_TILE + 1, geometry.run))
+    for size, name in itertools.product(sizes, merges.IN_TILES):
+        for tiles, where, cost in every:
             for backwards in (False, True):
                 order = ", from the last to the first" if backwards else ""
                 words = f"between tiles of {size} keys {where}{order}, {merges.WRONG[name]}"

@@ -8,7 +8,7 @@ two workers. A *kind* is a mistake, such as a wrong mask. A *fault* is a kind at
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,8 @@ from ringspec.conformance.readout.places import (
     pairs_listed,
     worker_places,
 )
-from ringspec.conformance.readout.vocabulary import kinds_of
+from ringspec.conformance.readout.read_factors import number_of, of_one_number, same_effect
+from ringspec.conformance.readout.vocabulary import kinds_of, with_number
 from ringspec.problem.model import Array, Booleans
 
 # Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
@@ -86,6 +87,7 @@ class Reader:
         self.largest = float(np.abs(pairs.g).max())
         self.workers = Places(geometry, worker_places(geometry), True)
         self.kinds_of_pass: dict[str, list[Kind]] = {}
+        self.factors: dict[str, list[str]] = {}  # of each pass, in words; see read_factors
         self.places_of_pass: dict[str, Places] = {}
         self.judged: dict[str, tuple[Array, Match]] = {}
         self.base: Choices | None = None
@@ -122,11 +124,19 @@ class Reader:
         """Return the kinds of faults that are tried in a pass."""
         if phase not in self.kinds_of_pass:
             kinds = kinds_of(self.geometry, phase, self.masks)
+            kinds += self.kinds_of_factors(phase, kinds)
             kinds = [kind for kind in kinds if kind.words != self.refuted]
             # Those of a feature are the reason for its problem; those of the whole ring take one evaluation.
             kinds.sort(key=lambda kind: (not of_feature(kind), not kind.slots & set(OF_ALL)))
             self.kinds_of_pass[phase] = kinds
         return self.kinds_of_pass[phase]
+
+    def kinds_of_factors(self, phase: str, usual: Sequence[Kind]) -> list[Kind]:
+        """Return the faults of factors that were read from the results, without those that are ``usual`` faults, too."""
+        read = self.factors.get(phase, ())
+        kinds = [kind for x in read for kind in with_number(phase, x, number_of(x))]
+        known = [kind for kind in usual if of_one_number(kind)]
+        return [x for x in kinds if not any(same_effect(x, y) for y in known)]
 
     def places(self, phase: str) -> Places:
         """Return the places at which faults are tried in a pass."""

@@ -35,6 +35,7 @@ from ringspec.conformance.readout.not_finite import FROM_FORWARD, GRADIENTS, not
 from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
+from ringspec.conformance.readout.read_factors import backward_factors, forward_factors
 from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.rounding import (
     LOOSE,
@@ -325,9 +326,11 @@ def read_backward(
     """Explain the backward pass of the kernel, given the ``choices`` of a ring with the faults of its forward pass."""
     seen, usual = given.seen, given.problem.tolerance
     model, scale = reader.model, reader.geometry.scale
-    known = Known(reader, given.known).faults("backward")
     forward = forward_pass(model, choices)
     saved = forward, forward.lse if seen.lse is None else seen.lse, seen.through
+    plain = match_backward(reader, seen, backward_pass(model, model.right, *saved))
+    reader.factors["backward"] = backward_factors(model, seen, plain, usual)
+    known = Known(reader, given.known).faults("backward")
     return explained_by(
         given,
         reader,
@@ -462,7 +465,10 @@ def read_forward_as(given: Given, travels: str) -> ForwardRead:
     there = dataclasses.replace(problem.pairs.geometry, forward_travels=travels, parts=given.parts)
     pairs = dataclasses.replace(problem.pairs, geometry=there)
     reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS, given.refuted)
-    model, known = reader.model, Known(reader, given.known).faults("forward")
+    model = reader.model
+    plain = match_forward(reader, seen, forward_pass(model, model.right))
+    reader.factors["forward"] = forward_factors(model, seen, plain, problem.tolerance)
+    known = Known(reader, given.known).faults("forward")
     explained, passed = explained_by(
         given,
         reader,

@@ -21,6 +21,7 @@ from ringspec.conformance.readout.geometry import Geometry
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.masks import masks_of, of_first_sizes
 from ringspec.conformance.readout.places import place_named
+from ringspec.conformance.readout.read_factors import kinds_of_number, number_in
 from ringspec.conformance.readout.visible import Mask
 
 # Choices for what both kernels of a backward pass compute: p, dp and dS.
@@ -141,6 +142,13 @@ def in_kernel(kind: Kind, kernel: str) -> Kind:
     return dataclasses.replace(kind, words=words, cost=kind.cost + 0.4, only=kernel)
 
 
+def with_number(phase: str, words: str, value: float) -> list[Kind]:
+    """Return the kinds of fault that are a factor read from the results, told in these ``words``, for each kernel alone, too."""
+    kinds = list(kinds_of_number(phase, words, value))
+    of_backward = kinds if phase == "backward" else []
+    return [*kinds, *chain(*(in_one_kernel(x) for x in of_backward if both_kernels(x)))]
+
+
 def alone(kernel: str) -> str:
     """Return the end of the words of a mistake that only one kernel makes."""
     return f" (for {kernel} alone)"
@@ -159,6 +167,9 @@ def fault_named(
     """
     phase, words, where = name
     words = of_first_sizes(words)
+    number = number_in(words)
+    if number is not None:
+        kinds = with_number(phase, *number)
     if kinds is None:
         kind = every_kind(geometry, phase).named(words)
     else:
