@@ -231,7 +231,7 @@ def test_a_running_o_that_is_rounded_after_each_merge_is_not_told_as_a_rounded_p
             "tiles of 3 queries and 5 keys that are masked in part count queries from the tile's first",
         )),
         slow({"keys": 8, "hides": own_is_hidden}, (
-            "in the blocks of a worker's own keys (step 0), hidden pairs are included in the product for dv (dS is correct)",
+            "in the blocks of a worker's own keys (step 0), hidden pairs, also of fully masked blocks, are included in the product for dv (dS is correct)",
             "the causal mask hides each query's own position (key < query)",
         )),
     ],

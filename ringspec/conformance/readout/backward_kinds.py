@@ -9,6 +9,7 @@ from ringspec.conformance.readout.choices import (
     CAPS,
     DELTAS,
     DS_FORMS,
+    KEY_TILES,
     LSES,
 )
 from ringspec.conformance.readout.geometry import Geometry
@@ -76,6 +77,8 @@ DELTA_WORDS = {
     "block's own o": "delta is <dy, o> of the block's own normalised o",
     "block's p dp twice": "delta contains the block's sum of p dp once more",
     "of the group": "delta is summed over the query heads of a key head",
+    "of all heads": "delta is summed over all query heads",
+    "mean of all heads": "delta is averaged over all query heads",
 }
 
 # A kernel that saves tensors in every step and reads those of the first.
@@ -130,6 +133,7 @@ def statistic_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -
                 yield Kind(f"every step uses {saved} of step 0", (*kind.changes, *both), 1.2)
     if geometry.run < geometry.slots:
         yield from chunk_kinds()
+    yield from key_tile_kinds(geometry)
     for name, words in LSE_WORDS.items():
         if name != "before the last step" or geometry.workers > 1:
             yield Kind(words, (("lse", LSES.index(name)),))
@@ -213,6 +217,18 @@ def chunk_kinds() -> Iterator[Kind]:
     yield Kind("delta is summed over only the keys of the chunk", (delta,), 1.05)
     words = "p is computed with the lse of the chunk of keys alone, and delta is summed over only its keys"
     yield Kind(words, (lse, delta), 1.15)
+
+
+def key_tile_kinds(geometry: Geometry) -> Iterator[Kind]:
+    """Yield the same mistakes for tiles of a block's keys."""
+    for name, size in KEY_TILES.items():
+        if size < geometry.run:
+            lse, delta = ("lse", LSES.index(name)), ("delta", DELTAS.index(name))
+            of = f"in tiles of {size} keys"
+            yield Kind(f"p is computed with the lse of the tile of keys alone, {of}", (lse,), 1.15)
+            yield Kind(f"delta is summed over only the keys of the tile, {of}", (delta,), 1.15)
+            words = f"p is computed with the lse of the tile of keys alone, and delta is summed over only its keys, {of}"
+            yield Kind(words, (lse, delta), 1.25)
 
 
 def dlse_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:

@@ -54,7 +54,7 @@ from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import Place
 from ringspec.conformance.readout.product_kinds import REPLACED
-from ringspec.conformance.readout.reader import Reader, of_ranges
+from ringspec.conformance.readout.reader import PairsShown, Reader, of_ranges
 from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
 
@@ -380,7 +380,8 @@ def backward_faults(
         right = np.all([match.equal[name] | got.equal[name] for name in stay], axis=0)
         pairs = np.asarray((every[0] > 0) & ~every[1] & right)
         if able is None and any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
-            yield from reader.in_pairs("backward", kind, pairs, attempt)
+            shown = PairsShown(pairs, np.asarray(every[0] > 0), ~every[1])
+            yield from reader.in_pairs("backward", kind, shown, attempt)
 
 
 def in_sinks(reader: Reader, kind: Kind, attempt: Attempt, match: Match, got: Match) -> Candidates:

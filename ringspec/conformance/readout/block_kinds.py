@@ -20,6 +20,7 @@ from ringspec.conformance.readout.kinds import Kind, factors, factors_beside_sco
 from ringspec.conformance.readout.masks import every_mask, numbers_of
 from ringspec.conformance.readout.operands import Operand, of_tables
 from ringspec.conformance.readout.product_kinds import DS_WORDS, IN_HIDDEN_PAIRS, blocks_left
+from ringspec.conformance.readout.sources import ranges
 from ringspec.conformance.readout.visible import Mask
 from ringspec.problem.model import Array, Booleans
 
@@ -46,6 +47,9 @@ def block_parts(
     yield repeated_kinds(geometry, phase, masks, distinct)
 
 
+NOT_MASKED = "that should be masked in part are not masked"
+
+
 def mask_kinds(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Kind]:
@@ -62,6 +66,11 @@ def mask_kinds(
                 words = f"dS {what}, as if {mask.words}"
                 both = tuple((name, DS_FORMS.index(form)) for name in ("dq_form", "dk_form"))
                 yield Kind(words, (*both, *computed), mask.cost + 0.1, of_tiles=True)
+                # A kernel that computes whole tiles has its hidden pairs in one product alone.
+                alone = mask.words.endswith(NOT_MASKED) and form != "hidden pairs"
+                for product, change in zip(("dq", "dk"), both, strict=True) if alone else ():
+                    words = f"the product for {product} takes {DS_WORDS[form]}, as if {mask.words}"
+                    yield Kind(words, (change, *computed), mask.cost + 0.15, of_tiles=True)
         if mask.words:
             changes = (("mask", number_of(mask.pattern)),)
             yield Kind(mask.words, changes, mask.cost, of_tiles=mask.of_tiles)
@@ -74,7 +83,7 @@ def count_kinds(geometry: Geometry, phase: str, masks: Sequence[Mask]) -> Iterat
         everything = next(n for n, mask in enumerate(masks) if mask.pattern.all())
         yield Kind("hidden pairs get the score 0, not -inf", (("hidden_score", 0.0),), 1.1)
         product = "with the values (the row sums are" if forward else "for dv (dS is"
-        words = f"hidden pairs are included in the product {product} correct)"
+        words = f"hidden pairs, also of fully masked blocks, are included in the product {product} correct)"
         yield Kind(words, (("value_mask", everything),), 1.2)
     nothing = next(n for n, mask in enumerate(masks) if not mask.pattern.any())
     words = "visible pairs enter the row sums and not the product with the values"
@@ -116,6 +125,10 @@ def repeated_kinds(
     if not (distinct and (before == step).all()):
         yield Kind(words, (("times", geometry.scale**before),), 1.2)
     yield Kind("scores are doubled in every step", (("times", 2.0**step),), 1.4)
+    j, start, _ = ranges(geometry, "k")
+    for size in range(2, geometry.run):
+        words = f"scores are multiplied by the scale once more in each later tile of {size} keys of a block"
+        yield Kind(words, (("times", geometry.scale ** np.maximum((j - start) // size, 0)),), 1.25)
     for of, number in (("query", geometry.heads), ("key", geometry.heads // geometry.group)):
         words = f"scores are divided by the square root of the number of {of} heads as well"
         if number > 1 and not (distinct and number == 4):

@@ -53,13 +53,17 @@ LSES_GIVEN = (
     "maximum in base 2", "maximum times ln 2", "unscaled maximum in base 2", "log l times ln 2", "log1p l", "old maximum", "old l",
     "last l", "times scale", "divided by scale",
 )  # fmt: skip
+# Tiles of keys of which alone the statistics may be, by the names of these, with their sizes.
+KEY_TILES = {f"tile of {size}": size for size in range(2, 8)}
 LSES = (
     "right", "block", "base 2", "times ln 2", "maximum", "zero", "log l", "last block", "first block", "so far",
     "negative", "block's maximum", "delta", "times scale", "divided by scale", "without the sinks", "chunk", "zero if empty", "before the last step",
+    *KEY_TILES,
 )  # fmt: skip
 DELTAS = (
     "right", "block", "none", "block's own p", "times p", "first block", "last block", "block's own o", "block's p dp twice",
-    "times l", "lse", "of the group", "chunk", "so far",
+    "times l", "lse", "of the group", "of all heads", "mean of all heads", "chunk", "so far",
+    *KEY_TILES,
 )  # fmt: skip
 DS_FORMS = (
     "right",

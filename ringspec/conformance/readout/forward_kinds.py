@@ -127,7 +127,7 @@ def final_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     for name, words in LSE_GIVEN_WORDS.items():
         yield Kind(words, (("lse_out", LSES_GIVEN.index(name)),), 1.0, True)
     for source in sources(geometry, "forward", "q", distinct):
-        if "worker" not in dict(source.tables):
+        if source.of_rows:
             both = (Operand("lse and o", ("lse_row", "o_row")),) if geometry.padding else ()
             for operand in (Operand("lse", ("lse_row",)), Operand("o", ("o_row",), 1.1), *both):
                 taken = operand.taken(source)
@@ -193,6 +193,7 @@ def merge_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> It
     """Yield the mistakes of merging a block's result into the running one."""
     rows = np.any(masks[0].pattern, axis=4)
     some_rows = bool((np.any(rows, axis=3) & ~np.all(rows, axis=3)).any())  # of a block see a key
+    hidden = bool((~np.any(rows, axis=3)).any())  # whole blocks
     for number, name in enumerate(merges.WRONG, 1):
         words = merges.WRONG[name]
         if name == merges.EMPTY:
@@ -206,7 +207,8 @@ def merge_kinds(geometry: Geometry, masks: Sequence[Mask], distinct: bool) -> It
             yield Kind(words, (("merge", number),))
             if not distinct or (not geometry.sees_all and merges.depends_on_empty(name, geometry)):
                 more = f"{words}{merges.HIDDEN_TOO}"
-                yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
+                if hidden or not distinct:
+                    yield Kind(more, (("merge", number), ("hidden_merge", True)), 1.05)
                 if some_rows or not distinct:
                     more = f"{words}, also in rows that see no key of the new block"
                     yield Kind(more, (("merge", number), ("hidden_merge", "rows")), 1.05)
@@ -229,7 +231,8 @@ def tile_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
     sizes = range(2, min(LARGEST_TILE + 1, geometry.run))
     for size, name in itertools.product(sizes, merges.IN_TILES):
         for tiles, where, cost in every:
-            for backwards in (False, True):
+            # The last of two tiles is often a short one, which a kernel may leave out.
+            for backwards in (False, True) if 2 * size <= geometry.run else (False,):
                 order = ", from the last to the first" if backwards else ""
                 words = f"between tiles of {size} keys {where}{order}, {merges.WRONG[name]}"
                 made = dataclasses.replace(tiles, size=size, merge=name, backwards=backwards)
@@ -280,9 +283,9 @@ def result_kinds(geometry: Geometry) -> Iterator[Kind]:
         )
     if geometry.heads > 1:
         for words, heads in (("next head", np.roll(h, 1)), ("previous head", np.roll(h, -1))):
-            table = heads.reshape(1, 1, -1, 1, 1)
-            yield Kind(
-                f"the block's result is merged into the rows of the {words}",
-                (("result_of.head", table),),
-                1.25,
-            )
+            head, of_values = (x.reshape(1, 1, -1, 1, 1) for x in (heads, heads // geometry.group))
+            moved: list[tuple[str, object]] = [("result_of.head", head)]
+            if geometry.group < geometry.heads:
+                moved.append(("v.head", of_values))
+            words = f"the block's result is merged into the rows of the {words}"
+            yield Kind(words, tuple(moved), 1.25)

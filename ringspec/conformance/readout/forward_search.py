@@ -39,7 +39,7 @@ from ringspec.conformance.readout.matches import (
     of_pairs,
     ratio_steady,
 )
-from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, INFINITE, MERGES
+from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, INFINITE, MERGES, OF_L
 from ringspec.conformance.readout.model.blocks import blocks
 from ringspec.conformance.readout.model.forward import Forward, forward_pass
 from ringspec.conformance.readout.model.keeping import keep
@@ -48,7 +48,7 @@ from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.part_search import lses_that_fit, of_lse
 from ringspec.conformance.readout.places import FROM_STEP_1, Place, Places
-from ringspec.conformance.readout.reader import Reader, of_feature, of_ranges
+from ringspec.conformance.readout.reader import PairsShown, Reader, of_feature, of_ranges
 from ringspec.conformance.readout.starts import Start, starts_of, useful
 from ringspec.problem.model import Array, Booleans
 
@@ -350,7 +350,7 @@ def tiles_of_use(
         known[tiles.size] = tiles_alike(reader, tiles, seen.weights, match.ours["A"])
     # Rows are compared in halves: a wrong merge of these leaves the halves right.
     halves = 2 * tiles.size == reader.geometry.slots
-    return known[tiles.size] and (halves or not match.alike["A"].all())
+    return known[tiles.size] and (halves or tiles.merge in OF_L or not match.alike["A"].all())
 
 
 def is_loss(kind: Kind) -> bool:
@@ -383,22 +383,25 @@ def tiles_alike(reader: Reader, tiles: Tiles, seen: Array, ours: Array) -> bool:
 
 def read_pairs(
     reader: Reader, kind: Kind, seen: Seen, choices: Choices, ours: Booleans, there: Booleans
-) -> Booleans | None:
-    """Return the pairs [a, b, h, i, j] whose weights alone show this mistake of the forward pass.
+) -> PairsShown | None:
+    """Return the pairs whose weights alone show this mistake of the forward pass.
 
     None if the weights cannot show this kind. ``ours`` and ``there``: pairs whose weight is not 0, as predicted and
     as observed.
     """
     changes = dict(kind.changes)
     masks = {"mask", "value_mask"} & changes.keys()
+    missing, added = ours & ~there, there & ~ours
     if is_loss(kind):
-        return ours & ~there
+        return PairsShown(missing, missing, missing | ~ours)
+    if changes.keys() == {"hidden_score"}:
+        return PairsShown(added, added, added | ours)
     if masks and len(changes) == 1:
         pattern = reader.model.masks[int(np.asarray(changes[masks.pop()]))]
         if pattern.all():
-            return there & ~ours
+            return PairsShown(added, added, added | ours)
         if not pattern.any():
-            return ours & ~there
+            return PairsShown(missing, missing, missing | ~ours)
     times, count = changes.get("times", 1.0), changes.get("count", 1.0)
     if not (isinstance(times, float) and isinstance(count, float)):
         return None
@@ -406,8 +409,12 @@ def read_pairs(
         s = scores_of_pairs(reader.model, choices)
         e = seen.weights * np.exp(seen.lse)[:, None, ..., None]
         once, other = np.exp(s), count * np.exp(times * s)
-        fits = [near(e, x, x, 2 * reader.tolerance) & there & ours for x in (once, other)]
-        return in_tiles(fits[1] & ~fits[0], ours & ~fits[1], fits[0] & fits[1])
+        right, fits = (near(e, x, x, 2 * reader.tolerance) & there & ours for x in (once, other))
+        sure, either = fits & ~right, fits & right
+        listed = in_tiles(sure, ours & ~fits, either)
+        # Beside weights that are too large, others are too small to be read.
+        faint = ~there & (other <= ZERO * np.exp(seen.lse)[:, None, ..., None])
+        return PairsShown(listed, sure, fits | faint | ~ours)
     return None
 
 

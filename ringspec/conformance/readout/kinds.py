@@ -90,7 +90,7 @@ def factors(geometry: Geometry, distinct: bool) -> list[tuple[str, float]]:
         ("divided by ln 2", 1 / LN2),
         ("not multiplied by the scale", 1 / scale),
         ("multiplied by the scale twice", scale),
-        ("multiplied by the square root of the scale", scale**-0.5),
+        ("multiplied by the square root of the scale, not by the scale", scale**-0.5),
         ("multiplied by the scale and divided by ln 2", scale / LN2),
         *(((OWN_SCALE, usual),) if usual != 1 or not distinct else ()),
         *((f"too large by a factor of {x}", float(x)) for x in sorted(numbers - {1, 2})),

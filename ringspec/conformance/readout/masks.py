@@ -16,7 +16,7 @@ import numpy as np
 from ringspec.conformance.readout.document_masks import document_masks, padding_masks
 from ringspec.conformance.readout.geometry import EXCHANGED, Geometry, believed
 from ringspec.conformance.readout.last_tiles import short_tiles
-from ringspec.conformance.readout.tile_rules import Rule, rules_of_tiles
+from ringspec.conformance.readout.tile_rules import Rule, needs_mask, rules_of_tiles
 from ringspec.conformance.readout.visible import Mask, key_of, owners, seen, within_documents
 from ringspec.conformance.readout.window_masks import window_masks
 from ringspec.problem.model import Booleans, Integers
@@ -184,6 +184,18 @@ def with_a_visible_pair(right: Booleans, half: int) -> Booleans:
     return np.asarray(np.repeat(np.repeat(chunks, half, axis=3), half, axis=4))
 
 
+def moved(pattern: Booleans, by: int) -> Booleans:
+    """Return the causal pattern [a, b, 1, i, j] of blocks whose diagonal lies ``by`` keys, 1 or -1, further to the right."""
+    found = np.zeros_like(pattern)
+    if by == 1:
+        found[..., 1:] |= pattern[..., :-1]
+        found[..., :-1, :] |= pattern[..., 1:, :]
+        return found | pattern
+    found[..., :-1] |= pattern[..., 1:]
+    found[..., 1:, :] |= pattern[..., :-1, :]
+    return found & pattern
+
+
 def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -> Iterator[Mask]:
     window = geometry.window
     see = within_documents(geometry)
@@ -194,6 +206,10 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
     yield Mask(
         "the causal mask shows one key too many (key <= query + 1)", see(q, k, True, window, 1)
     )
+    right, inside = see(q, k, True, None), see(q, k, False, window and (window[0], None))
+    for how, by in (("shows one key too many", 1), ("hides one key too many", -1)):
+        pattern = np.where(needs_mask(right), moved(right, by), right) & inside
+        yield Mask(f"the mask of a block that needs one {how} in each row", pattern)
     yield Mask("the causal mask is reversed (key >= query)", see(-q, -k, True, window))
     yield Mask("the causal mask is reversed (key > query)", see(-q, -k, True, window, -1))
     strict = "the causal mask compares slot numbers strictly (slot of key < slot of query)"
@@ -205,8 +221,14 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
     for sign, table in (("<=", b <= a), ("<", b < a)):
         words = f"the causal mask compares only worker numbers (key's worker {sign} query's)"
         yield Mask(words, np.broadcast_to(table, shape), 1.5)
-    yield Mask("query positions lack the worker's offset", see(slot, k, True, window))
-    yield Mask("key positions lack the worker's offset", see(q, slot, True, window))
+    yield Mask(
+        "the mask compares the slot numbers of queries with the positions of keys",
+        see(slot, k, True, window),
+    )
+    yield Mask(
+        "the mask compares the positions of queries with the slot numbers of keys",
+        see(q, slot, True, window),
+    )
     half = geometry.slots // 2
     if half:
         tile = "the causal mask compares slot numbers counted within half a block"

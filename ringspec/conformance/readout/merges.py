@@ -55,7 +55,7 @@ WRONG = {
     "exp(lse / ln 2)": "the merge weights blocks by exp(lse), where lse is in base 2",
     "rescaled by l too": "the running o is multiplied by its l once more",
     "normalised as sum": "the block's o, already divided by its l, is merged as if it were not",
-    "divided at every merge": "o is divided by the running l at every merge, and again at the end",
+    "divided at every merge": "o is divided by the running l after every block, and again at the end",
     "neither rescaled": "neither the running o and l nor the new block's are rescaled to the common maximum",
     "neither o rescaled": "neither the running o nor the new block's is rescaled to the common maximum (l is)",
     "neither l rescaled": "neither the running l nor the new block's is rescaled to the common maximum (o is)",
@@ -85,6 +85,7 @@ WRONG = {
     "running by head 0's factor": "the running o and l are rescaled by the factor of head 0",
     "weights of other rows": "the weights of a merge are read in the order (token, head) (lse is correct)",
     "weights of first head": "the weights of a merge are those of the first query head of each key head (lse is correct)",
+    "weights of head 0": "the weights of a merge are those of head 0 (lse is correct)",
     "l of the group": "the new block's l is summed over the query heads of a key head",
     "maximum not updated": "the running maximum stays the old one (o and l are rescaled to the common one)",
     "maximum of block": "the running maximum becomes that of the new block (o and l are rescaled to the common one)",
@@ -156,6 +157,9 @@ FACTORS = {
     "running by head 0's factor": ("c of head 0", "e", "c of head 0", "e"),
     "running by the first head's factor": ("c of first head", "e", "c of first head", "e"),
 }
+
+# Of these, those in which only the factors of l are wrong: every weight of a row is wrong by the same factor.
+OF_L = tuple(name for name, factors in FACTORS.items() if factors[:2] == ("c", "e"))
 
 State = tuple[Array, Array, Array]
 
@@ -288,8 +292,9 @@ def normalised(
         omega[t] = w_b
         return value, np.ones_like(l), omega
 
-    if kind == "weights of first head":
-        w, w_b = (of_first_head(np.exp(x - new), group) for x in (lse, lse_b))
+    if kind in ("weights of first head", "weights of head 0"):
+        of = group if kind == "weights of first head" else lse.shape[-2]
+        w, w_b = (of_first_head(np.exp(x - new), of) for x in (lse, lse_b))
         return mixed(w, w_b)
     if kind == "weights of other rows":
         seen = (l_b != 0).any(axis=-2)

@@ -18,7 +18,7 @@ from ringspec.conformance.readout.calls import expressible
 from ringspec.conformance.readout.hints import ROUNDING
 from ringspec.conformance.readout.infinite_rows import by_infinite_rows
 from ringspec.conformance.readout.kinds import listing
-from ringspec.conformance.readout.masks import in_single_sizes, with_more_sizes
+from ringspec.conformance.readout.masks import SIZES, in_single_sizes, with_more_sizes
 from ringspec.conformance.readout.not_finite import NOT_FINITE, RESULTS
 from ringspec.conformance.readout.problems import (
     BACKWARDS,
@@ -189,7 +189,8 @@ def simplest(part: PassRead) -> tuple[tuple[Named, ...], ...]:
 
 def of_tiles(faults: Sequence[Named]) -> bool:
     """Return whether one of the faults is, or may be, a rule about tiles."""
-    return any(OF_TILES.search(one.kind) or OF_LAST.search(one.place) for one in faults)
+    in_words = ((one.kind, one.place) for one in faults)
+    return any(OF_TILES.search(f"{x} {y}") or OF_LAST.search(y) for x, y in in_words)
 
 
 def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
@@ -325,10 +326,23 @@ def proofs_of(
 def with_limits(
     found: Told, readings: Sequence[Reading], right: Sequence[tuple[Problem, Sequence[Outputs]]]
 ) -> Told:
-    """Say in which problems, whose results are right, the faults do not hold. The arguments are those of :func:`unrefuted`."""
+    """Say in which problems, whose results are right, the faults do not hold. The arguments are those of :func:`unrefuted`.
+
+    Sizes of tiles and other explanations that these problems refute are left out.
+    """
     if not found.faults or all(BATCHES in one.problem for one in readings):
         return found
-    against = [id for id, proof in proofs_of(readings, right) if refutes(proof, found)]
+    proofs = proofs_of(readings, right)
+
+    def holds(id: str, one: Told) -> bool:
+        return not any(refutes(proof, one) for _, proof in proofs)
+
+    found = with_sizes_that_hold(found, holds) if proofs else found
+    against = [id for id, proof in proofs if refutes(proof, found)]
+    if not against:
+        same = (dataclasses.replace(found, faults=one.faults) for one in found.alternatives)
+        kept = (x for x, one in zip(found.alternatives, same, strict=True) if holds("", one))
+        found = dataclasses.replace(found, alternatives=tuple(kept))
     return dataclasses.replace(found, refuted=does_not_hold(found, against))
 
 
@@ -460,7 +474,19 @@ def with_sizes_that_hold(found: Told, holds: Callable[[str, Told], bool]) -> Tol
         words = reworded(one.words, one.faults, own)
         separate.append(dataclasses.replace(one, faults=own, words=words))
     stated = tuple(reworded(text, found.faults, faults) for text in found.stated)
-    return dataclasses.replace(found, faults=faults, stated=stated, separate=tuple(separate))
+    others = tuple(one for one in found.alternatives if not same_but_sizes(one.faults, faults))
+    return dataclasses.replace(
+        found, faults=faults, stated=stated, separate=tuple(separate), alternatives=others
+    )
+
+
+def same_but_sizes(faults: Sequence[Named], others: Sequence[Named]) -> bool:
+    """Return whether two sets of faults differ in the sizes of tiles alone."""
+
+    def names(of: Sequence[Named]) -> list[tuple[str, str, str]]:
+        return [(one.phase, SIZES.sub("", one.kind), one.place) for one in of]
+
+    return names(faults) == names(others)
 
 
 def all_refuted(reading: Reading, right: Sequence[Replayed]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from ringspec.conformance.readout.places import (
     worker_places,
 )
 from ringspec.conformance.readout.read_factors import number_of, of_one_number, same_effect
+from ringspec.conformance.readout.tile_places import tiles_fitting
 from ringspec.conformance.readout.vocabulary import kinds_of, with_number
 from ringspec.problem.model import Array, Booleans
 
@@ -67,6 +68,14 @@ def of_ranges(kind: Kind) -> bool:
     """Return whether the effect of a kind may depend on which parts of a block a kernel computes as one range."""
     in_words = kind.of_tiles or "tile" in kind.words or "chunk" in kind.words
     return in_words or not kind.slots.isdisjoint(OF_RANGES)
+
+
+class PairsShown(NamedTuple):
+    """Pairs [a, b, h, i, j] that show a kind: those that are ``sure``, those that ``may`` have it, and those to list."""
+
+    listed: Booleans
+    sure: Booleans
+    may: Booleans
 
 
 class Reader:
@@ -145,14 +154,17 @@ class Reader:
             self.places_of_pass[phase] = Places(self.geometry, blocks)
         return self.places_of_pass[phase]
 
-    def in_pairs(self, phase: str, kind: Kind, pairs: Booleans, attempt: Attempt) -> Candidates:
-        """Try a kind at exactly the pairs that show it, if a short list describes them."""
+    def in_pairs(self, phase: str, kind: Kind, pairs: PairsShown, attempt: Attempt) -> Candidates:
+        """Try a kind at exactly the pairs that show it, if a short list describes them, and in the tiles that contain these."""
         masks = [value for slot, value in kind.changes if slot in ("mask", "value_mask")]
         patterns = [self.model.masks[int(np.asarray(x))] for x in masks if np.asarray(x) >= 0]
         if not all(x.all() or not x.any() for x in patterns):
             return  # pairs show only a mask that hides all of them or none
-        place = pairs_listed(self.geometry, pairs, self.places(phase).blocks)
-        if place is not None:
+        listed = pairs_listed(self.geometry, pairs.listed, self.places(phase).blocks)
+        places = [] if listed is None else [listed]
+        if not (self.geometry.sees_all or kind.of_tiles) and pairs.sure.any():
+            places += tiles_fitting(self.geometry, self.model.masks[0], pairs.sure, pairs.may)
+        for place in places:
             fault = Fault(phase, kind, place)
             yield fault, attempt(fault)
 

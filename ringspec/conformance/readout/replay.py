@@ -42,10 +42,14 @@ TILES = re.compile(r"\btiles?\b")
 
 @dataclass(frozen=True)
 class Compared:
-    """``fits``: whether the outputs are those that the faults give. ``wrong``: whether they differ from the correct ones."""
+    """``fits``: whether the outputs are those that the faults give. ``wrong``: whether they differ from the correct ones.
+
+    ``parts``: what the ring of the faults computes as one range, as in its geometry.
+    """
 
     fits: bool
     wrong: bool
+    parts: str = ""
 
 
 def explains(told: Told, calls: Sequence[Call], outputs: Sequence[Outputs]) -> bool:
@@ -85,11 +89,13 @@ def replay_of(call: Call, outputs: Outputs) -> Replayed:
 def of_parts(told: Told) -> bool:
     """Return whether one of the faults depends on the part of a block that is computed.
 
-    It is a rule about tiles, or a dS that is not 0 in the hidden pairs of this part.
+    It is a rule about tiles, or in some tiles, or a dS that is not 0 in the hidden pairs of this part.
     """
     words = [DS_WORDS[form] for form in IN_HIDDEN_PAIRS]
     return any(
-        TILES.search(fault.kind) or any(x in fault.kind for x in words) for fault in told.faults
+        TILES.search(x) or any(one in x for one in words)
+        for fault in told.faults
+        for x in (fault.kind, fault.place)
     )
 
 
@@ -138,11 +144,13 @@ class Replayed:
                 if made is None and in_every_way:
                     return None
                 if made is not None:
-                    found.append(self.nearer(entry, made, phase, rounded))
+                    one = self.nearer(entry, made, phase, rounded)
+                    found.append(dataclasses.replace(one, parts=way))
             if not found:
                 return None
             parts.append(next((one for one in found if one.fits), found[0]))
-        return Compared(all(one.fits for one in parts), any(one.wrong for one in parts))
+        fits, wrong = all(one.fits for one in parts), any(one.wrong for one in parts)
+        return Compared(fits, wrong, parts[0].parts)
 
     @property
     def has_window(self) -> bool:

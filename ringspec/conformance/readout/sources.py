@@ -20,6 +20,8 @@ from ringspec.conformance.readout.geometry import (
     packed,
     relations,
 )
+from ringspec.conformance.readout.visible import within_documents
+from ringspec.problem.model import Integers
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Source:
     tables: tuple[tuple[str, Any], ...]
     cost: float = 0.0
     added: str = ""
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether a query takes the same query of its own worker in all blocks."""
+        return all(slot != "worker" and np.shape(x)[1] == 1 for slot, x in self.tables)
 
 
 def sources(geometry: Geometry, phase: str, side: str, distinct: bool) -> list[Source]:
@@ -111,18 +118,11 @@ def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
             (i - 1) % n,
         ),
         ("in reversed order", "in reversed order", i[::-1]),
-        *(
-            (
-                f"of the tile before, in tiles of {size} tokens (the first tile is right)",
-                "",
-                np.where(i % geometry.run >= size, i - size, i),
-            )
-            for size in (2, 3)
-        ),
     )
     axes = (1, 1, 1, n, 1) if side == "q" else (1, 1, 1, 1, n)
     for words, added, order in orders:
         yield Source(words, (("slot", order.reshape(axes)),), 0.2, added)
+    yield from of_tiles(geometry, side)
     for which, order in packed(geometry).items() if geometry.padding else ():
         axes = (-1, 1, 1, n, 1) if side == "q" else (1, -1, 1, 1, n)
         into = f"without padding between them, in a worker's {which} slots"
@@ -144,13 +144,50 @@ def every_source(geometry: Geometry, phase: str, side: str) -> Iterator[Source]:
     yield from memory_orders(geometry, side)
 
 
+def of_tiles(geometry: Geometry, side: str) -> Iterator[Source]:
+    """Yield what a kernel reads in a wrong tile of queries ('q') or keys: the one before, or one that ends earlier."""
+    i, start, length = ranges(geometry, side)
+    inside = i - start
+    for size in range(2, geometry.run):
+        words = f"of the tile before, in tiles of {size} tokens (the first tile is right)"
+        yield Source(words, (("slot", np.where(inside >= size, i - size, i)),), 0.2)
+        missing = -length % size
+        short = (missing > 0) & (length > size) & (inside >= length - (size - missing))
+        words = (
+            f"of the last {size} tokens in a short last tile of {size} "
+            "(its load begins earlier, its mask does not)"
+        )
+        if short.any():
+            yield Source(words, (("slot", np.where(short, i - missing, i)),), 0.25)
+
+
 def first_tiles(geometry: Geometry) -> Iterator[Source]:
     """Yield what a kernel reads that divides its queries into tiles and always begins at the first tile."""
-    i = np.arange(geometry.slots)
+    i, start, _ = ranges(geometry, "q")
     for size in range(3, geometry.run):
-        order = i - i % geometry.run + i % geometry.run % size
-        at = (("slot", order.reshape(1, 1, 1, -1, 1)),)
-        yield Source(f"of the first tile, in tiles of {size} queries", at, 0.25)
+        order = np.minimum(start + (i - start) % size, geometry.slots - 1)
+        yield Source(f"of the first tile, in tiles of {size} queries", (("slot", order),), 0.25)
+
+
+def ranges(geometry: Geometry, side: str) -> tuple[Integers, Integers, Integers]:
+    """Return the slot of each query ('q') or key of a block, and the first slot and the length of the range that a kernel divides into tiles.
+
+    The arrays have the axes [a, b, 1, i, 1] or [a, b, 1, 1, j]; the last two have an axis of length 1 in place of equal
+    entries.
+    """
+    n, run = geometry.slots, geometry.run
+    axes = (1, 1, 1, n, 1) if side == "q" else (1, 1, 1, 1, n)
+    i = np.arange(n).reshape(axes)
+    if not geometry.of_visible_parts:
+        return i, i - i % run, np.full_like(i, run)
+    q, k = geometry.position[:, None], geometry.position[None, :]
+    pattern = within_documents(geometry)(q, k, geometry.causal, geometry.window)
+    there = pattern.any(axis=4 if side == "q" else 3, keepdims=True)
+    axis = 3 if side == "q" else 4
+    start = there.argmax(axis=axis, keepdims=True)
+    length = there.sum(axis=axis, keepdims=True)
+    own, of_own = geometry.own_blocks, geometry.own_run
+    return i, np.where(own, i - i % of_own, start), np.where(own, of_own, length)
 
 
 def query_heads(geometry: Geometry) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Told:
     """What a target, the implementation under test, computes instead of attention.
 
     ``faults``: the faults that account for most of the problems; ``stated``: these faults in words. ``explained``: the ids
-    of these problems. ``refuted``: where the faults do not hold. ``separate``: what is said of problems that have other
+    of these problems. ``ways``: what the kernel computes as one range, where tiles depend on it. ``refuted``: where the faults do not hold. ``separate``: what is said of problems that have other
     faults. ``left``: what is wrong in a problem that nothing explains.
     ``alternatives``: other explanations that fit as well, each of both passes. ``hint``: where in a kernel to look for
     the first fault. ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes
@@ -80,6 +80,7 @@ class Told:
     faults: tuple[Named, ...] = ()
     base: str = ""
     stated: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()
     refuted: tuple[str, ...] = ()
     separate: tuple[Separate, ...] = ()
     left: tuple[str, ...] = ()
@@ -91,7 +92,13 @@ class Told:
     @property
     def sentences(self) -> tuple[str, ...]:
         """Everything that is said, the faults first."""
-        return (*self.stated, *self.refuted, *[one.told() for one in self.separate], *self.left)
+        return (
+            *self.stated,
+            *self.ways,
+            *self.refuted,
+            *[one.told() for one in self.separate],
+            *self.left,
+        )
 
     @property
     def others(self) -> tuple[str, ...]:

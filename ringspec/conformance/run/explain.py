@@ -48,6 +48,7 @@ from ringspec.conformance.readout.proof import (
 from ringspec.conformance.readout.reader import EVALUATIONS
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.told import Told
+from ringspec.conformance.readout.ways import with_ways
 from ringspec.conformance.report.coverage import coverage_of, used_by
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
@@ -291,6 +292,7 @@ def explanation(
     proved_already = [id for id in found.explained if id not in own]
     found = proved(found, [(one.problem, one.outputs) for one in wrong], proved_already)
     found = with_limits(found, readings, right)
+    found = with_ways(found, [(one.problem, one.outputs) for one in wrong])
     known = None if made_of == HEADS else known_bug(target, found, wrong)
     if known is not None and made_of in (BLOCK, DENSE) and OF_A_RING.search(known["title"]):
         known = None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import DSINKS, KERNELS, Choices
+from ringspec.conformance.readout.choices import DSINKS, KERNELS, Choices, components
 from ringspec.conformance.readout.model.arrays import chosen
 from ringspec.conformance.readout.model.forward import Forward, forward_pass
 from ringspec.conformance.readout.model.ring import Model
@@ -102,6 +102,17 @@ def gradient_of_sinks(
     return there
 
 
+def of_sources(model: Model, c: Choices, ds: Array) -> Array:
+    """Return dS [a, b, h, i, j] of the rows that were computed, from that of the rows into which their results were merged."""
+    found = np.zeros(model.shape)
+    tables = (np.broadcast_to(c[x], (*model.shape[:4], 1))[..., 0] for x in components("result_of"))
+    worker, head, slot = tables
+    b = np.broadcast_to(model.rows[:, None, None], slot.shape)
+    at = slot >= 0
+    np.add.at(found, (worker[at], b[at], head[at], slot[at]), ds[at])
+    return found
+
+
 def gradient_of_forward(model: Model, c: Choices) -> Gradients:
     """Return the matrices of the gradients if the backward pass is the gradient of the forward pass ``c``.
 
@@ -130,6 +141,8 @@ def gradient_of_forward(model: Model, c: Choices) -> Gradients:
             model.s = changed.reshape(right.shape)
             ds[:, b, :, :, j] = (goal() - before) / step
     model.s = right
+    if not model.correct(c, "result_of"):
+        ds = of_sources(model, c, ds)
     dbias = (
         stored(model, "dbias", c, c["bias_times"] * ds, "bias_q", "bias_k")
         if model.geometry.bias

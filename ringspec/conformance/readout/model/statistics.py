@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import DELTAS, LSES, Choices, components
+from ringspec.conformance.readout.choices import (
+    DELTAS,
+    KEY_TILES,
+    LSES,
+    Choices,
+    Tiles,
+    components,
+)
 from ringspec.conformance.readout.merge_formulas import LN2
 from ringspec.conformance.readout.merges import over_group
 from ringspec.conformance.readout.model.arrays import chosen, log_of, nonzero
@@ -18,7 +26,15 @@ from ringspec.problem.model import Array
 from ringspec.spec.online_softmax import finite_shift
 
 # Properties of the forms of delta in DELTAS, looked up by the number of a form.
-OF_SAVED_DELTA = ("right", "times p", "times l", "block's p dp twice", "of the group")
+OF_SAVED_DELTA = (
+    "right",
+    "times p",
+    "times l",
+    "block's p dp twice",
+    "of the group",
+    "of all heads",
+    "mean of all heads",
+)
 KEEPS_DLSE = np.array([name in OF_SAVED_DELTA for name in DELTAS])
 
 
@@ -63,10 +79,11 @@ def row_lse(
         "first block": lambda: of_row(forward.ends[1]), "so far": lambda: forward.running[..., None],
         "negative": lambda: -saved, "block's maximum": lambda: finite_shift(s.max(axis=4))[..., None],
         "times scale": lambda: saved * model.geometry.scale, "divided by scale": lambda: saved / model.geometry.scale,
-        "without the sinks": lambda: of_row(forward.bare), "chunk": lambda: lse_of_chunks(model, s),
+        "without the sinks": lambda: of_row(forward.bare), "chunk": lambda: lse_of_tiles(model, s, model.geometry.run),
         "zero if empty": lambda: finite_shift(saved),
         "before the last step": lambda: of_row(forward.running[model.rows, model.order[:, -2]]),
     }  # fmt: skip
+    of |= {name: partial(lse_of_tiles, model, s, size) for name, size in KEY_TILES.items()}
     return chosen(c["lse"], LSES, of)
 
 
@@ -78,16 +95,17 @@ def so_far(model: Model, x: Array) -> Array:
     return found
 
 
-def lse_of_chunks(model: Model, s: Array) -> Array:
-    """Return the lse over each chunk of a block's keys, [a, b, h, i, j]."""
-    m = finite_shift(of_chunks(model, s, np.max))
-    return log_of(m, of_chunks(model, np.exp(s - m), np.sum))
+def lse_of_tiles(model: Model, s: Array, size: int) -> Array:
+    """Return the lse over each tile of a block's keys, [a, b, h, i, j]."""
+    m = finite_shift(over_tiles(model, s, np.maximum, size))
+    return log_of(m, over_tiles(model, np.exp(s - m), np.add, size))
 
 
-def of_chunks(model: Model, x: Array, which: Callable[..., Array]) -> Array:
-    """Reduce [a, b, h, i, j] over each chunk of a block's keys, and repeat the result for all its keys."""
-    chunks = x.reshape(*x.shape[:4], -1, model.geometry.run)
-    return np.broadcast_to(which(chunks, axis=5, keepdims=True), chunks.shape).reshape(x.shape)
+def over_tiles(model: Model, x: Array, which: np.ufunc, size: int) -> Array:
+    """Reduce [a, b, h, i, j] over each tile of ``size`` of a block's keys, and repeat the result for all its keys."""
+    tiles = Tiles(size, "", False).in_ranges(model.slots, model.geometry.run)
+    starts = [one.start for one in tiles]
+    return np.repeat(which.reduceat(x, starts, axis=4), np.diff([*starts, model.slots]), axis=4)
 
 
 def row_delta(
@@ -101,6 +119,9 @@ def row_delta(
     def of_block() -> Array:
         return np.asarray((forward.block_p * g).sum(axis=4))
 
+    def of_heads(group: int) -> Array:
+        return over_group(saved, group, 2) if saved.shape[4] == 1 else saved
+
     def of_end(number: int) -> Array:
         seen = np.where(np.isneginf(forward.block_lse), -np.inf, of_block())
         return ends(model, seen)[number][:, None, ..., None]
@@ -111,9 +132,13 @@ def row_delta(
         "block's own p": lambda: local / nonzero(mass), "times p": lambda: saved * mass,
         "first block": lambda: of_end(1), "last block": lambda: of_end(0),
         "block's own o": lambda: of_block()[..., None], "block's p dp twice": lambda: saved + local,
-        "chunk": lambda: of_chunks(model, p * g, np.sum), "so far": lambda: so_far(model, local),
-        "of the group": lambda: over_group(saved, model.group, 2) if saved.shape[4] == 1 else saved,
+        "chunk": lambda: over_tiles(model, p * g, np.add, model.geometry.run), "so far": lambda: so_far(model, local),
+        "of the group": lambda: of_heads(model.group), "of all heads": lambda: of_heads(model.heads),
+        "mean of all heads": lambda: of_heads(model.heads) / model.heads,
     }  # fmt: skip
+    of |= {
+        name: partial(over_tiles, model, p * g, np.add, size) for name, size in KEY_TILES.items()
+    }
     return chosen(c["delta"], DELTAS, of)
 
 

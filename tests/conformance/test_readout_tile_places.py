@@ -1,0 +1,90 @@
+"""Faults in the tiles that need no mask, or in those that are masked in part, and faults of a single tile's statistics."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from conformance.tiled_ring import TiledRing
+
+from ringspec.conformance.readout.geometry import VISIBLE
+from ringspec.conformance.readout.masks import right_mask
+from ringspec.conformance.readout.problems import problem_of, settings_for
+from ringspec.conformance.readout.tile_places import tile_places, tiles_fitting
+from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.targets.reference import reference_float32
+
+
+def geometry_of(name):
+    settings, _ = settings_for(reference_float32.capabilities)
+    problems = (problem_of(one, reference_float32.capabilities) for one in settings)
+    return next(one for one in problems if name in one.id).pairs.geometry
+
+
+def named(geometry, words):
+    right = right_mask(geometry).pattern
+    return next(one.table for one in tile_places(geometry, right) if one.words == words)
+
+
+def test_tiles_that_need_no_mask_are_those_whose_pairs_are_all_visible():
+    table = named(
+        geometry_of("causal-contiguous"), "in tiles of 3 queries and 5 keys that need no mask"
+    )
+    own = np.zeros((8, 8), bool)
+    own[6:, :5] = True
+    assert np.array_equal(table[1, 1, 0], own)
+    assert table[1, 0].all() and not table[0, 1].any()
+
+
+def test_tiles_that_are_masked_in_part_contain_hidden_pairs():
+    table = named(
+        geometry_of("causal-contiguous"),
+        "in tiles of 3 queries and 5 keys that are masked in part",
+    )
+    own = np.zeros((8, 8), bool)
+    own[:6, :5] = own[3:, 5:] = True
+    assert np.array_equal(table[0, 0, 0], own)
+    assert not table[1, 0].any()
+
+
+def test_tiles_of_the_visible_part_of_a_zigzag_block_begin_at_its_first_query():
+    geometry = dataclasses.replace(geometry_of("causal-zigzag"), parts=VISIBLE)
+    table = named(geometry, "in tiles of 3 queries and 5 keys that need no mask")
+    later = np.zeros((8, 8), bool)
+    later[4:] = True
+    assert np.array_equal(table[0, 1, 0], later)
+
+
+def test_tiles_are_found_from_the_pairs_that_show_a_fault():
+    geometry = geometry_of("causal-contiguous")
+    right = right_mask(geometry).pattern
+    words = "in tiles of 2 queries and 3 keys that need no mask"
+    pairs = named(geometry, words) & right
+    assert words in [one.words for one in tiles_fitting(geometry, right, pairs, pairs)]
+    assert tiles_fitting(geometry, right, right, right & ~pairs) == []
+
+
+def of_its_tile(p, dp, delta):
+    return p * (dp - (p * dp).sum(axis=-1, keepdims=True))
+
+
+def one_key_too_many(i, j, row, key):
+    return j > i + 1
+
+
+@pytest.mark.parametrize(
+    ("faults", "sentence"),
+    [
+        (
+            {"rows": 8, "keys": 5, "ds_of": of_its_tile},
+            "In the backward pass, delta is summed over only the keys of the tile, in tiles of 5 keys.",
+        ),
+        (
+            {"keys": 8, "hides": one_key_too_many},
+            "In the forward pass, the mask of a block that needs one shows one key too many in each row.",
+        ),
+    ],
+)
+def test_a_fault_of_a_tile_or_of_a_masked_block_is_named(faults, sentence):
+    found = explain_target(TiledRing(**faults))
+    assert found.wrong == len(found.told.explained) > 0
+    assert found.sentences[0] == sentence
