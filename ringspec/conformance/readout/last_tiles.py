@@ -20,6 +20,9 @@ from ringspec.conformance.readout.tile_rules import LARGEST_TILE, needs_mask, si
 from ringspec.problem.model import Array, Booleans
 
 UNMASKED = " where no mask hides them"
+PADDED = (
+    "the zeros that fill up the last tile of {} keys of a block are counted as keys with score 0"
+)
 
 
 def short_tiles(right: Booleans) -> Iterator[tuple[str, Booleans]]:
@@ -42,17 +45,21 @@ def padded_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Itera
         return
     run, own = geometry.run, geometry.own_blocks[..., 0]
 
-    def padded(masked: bool, size: int) -> Array:
-        found = padded_keys(visible, run, masked, size)
+    def padded(masked: bool, across: int, size: int) -> Array:
+        found = padded_keys(visible, run, masked, size, across)
         if geometry.own_run == run:
             return found
-        return np.where(own, padded_keys(visible, geometry.own_run, masked, size), found)
+        return np.where(own, padded_keys(visible, geometry.own_run, masked, size, across), found)
 
     for where, masked in ((UNMASKED, True), ("", False)):
-        for sizes, table in by_sizes(partial(padded, masked), sizes_in(run), distinct):
-            tile = f"the last tile of {sizes} keys of a block"
-            words = f"the zeros that fill up {tile} are counted as keys with score 0{where}"
+        for sizes, table in by_sizes(partial(padded, masked, 0), sizes_in(run), distinct):
+            words = f"{PADDED.format(sizes)}{where}"
             yield Kind(words, (("padded", table),), 1.1 if masked else 1.2)
+    # Tiles without a visible pair are skipped, so only some queries of a block get to the last one.
+    for across in sizes_in(run) if not (geometry.sees_all and distinct) else ():
+        for sizes, table in by_sizes(partial(padded, False, across), sizes_in(run), distinct):
+            words = f"{PADDED.format(sizes)}, in tiles of {across} queries"
+            yield Kind(words, (("padded", table),), 1.25)
 
 
 def copied_kinds(geometry: Geometry, distinct: bool) -> Iterator[Kind]:
@@ -86,17 +93,24 @@ def by_sizes(
         yield " or ".join(map(str, several)), table
 
 
-def padded_keys(visible: Booleans, run: int, masked: bool, size: int) -> Array:
+def padded_keys(visible: Booleans, run: int, masked: bool, size: int, across: int = 0) -> Array:
     """Return how many keys fill up the last tile of ``size`` keys for each row of a block, [a, b, 1, i].
 
     A kernel computes the visible part of each range of ``run`` slots. ``masked``: parts with hidden pairs have a mask,
-    which hides these keys.
+    which hides these keys. ``across``: the size of the tiles of queries, of which only those that see a key of the last
+    tile compute it; 0: all compute it.
     """
     added = np.zeros(visible.shape[:4])
     slots = range(0, visible.shape[3], run)
     for top, left in itertools.product(slots, slots):
         part = visible[..., top : top + run, left : left + run]
         rows, keys = part.any(axis=4), part.any(axis=3).sum(axis=-1)
+        if across:
+            number = part.any(axis=3).cumsum(axis=-1)
+            last = number > (keys - keys % size)[..., None]
+            seen = (part & last[..., None, :]).any(axis=4)
+            tiles = np.arange(seen.shape[3]) // across
+            rows = rows & np.stack([seen[..., tiles == x].any(axis=3) for x in tiles], axis=3)
         counted = -keys % size * ~(needs_mask(part)[..., 0, 0] & masked)
         added[..., top : top + run] += rows * counted[..., None]
     return added

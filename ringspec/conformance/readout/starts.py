@@ -112,7 +112,7 @@ def pattern_of(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
     counts = [np.asarray(x) for slot, x in changes.items() if slot.endswith("count")]
     if counts:
         if counts[0].size > 1 and kind.of_tiles:
-            return np.asarray(counts[0] > 0)
+            return np.asarray(counts[0] > 0) & reader.model.masks[0]  # a count shows no hidden pair
         one = counts[0].size == 1 and not counts[0].any()
         return np.zeros((1, 1, 1, 1, 1), bool) if one else None
     if {"mask", "value_mask"} <= changes.keys() or {"mask", "merge"} <= changes.keys():
