@@ -3,11 +3,10 @@
 import dataclasses
 
 import numpy as np
-import pytest
 from conformance.tiled_ring import TiledRing
 
 from ringspec.conformance.readout.geometry import VISIBLE
-from ringspec.conformance.readout.masks import right_mask
+from ringspec.conformance.readout.masks import every_mask, right_mask
 from ringspec.conformance.readout.problems import problem_of, settings_for
 from ringspec.conformance.readout.tile_places import tile_places, tiles_fitting
 from ringspec.conformance.run.explain import explain_target
@@ -67,24 +66,20 @@ def of_its_tile(p, dp, delta):
     return p * (dp - (p * dp).sum(axis=-1, keepdims=True))
 
 
-def one_key_too_many(i, j, row, key):
-    return j > i + 1
+def test_a_mask_with_one_key_too_many_moves_the_diagonal_of_every_block_that_needs_a_mask():
+    words = "the mask of a block that needs one shows one key too many in each row"
+    masks = {one.words: one.pattern for one in every_mask(geometry_of("causal-striped"))}
+    i, j = np.indices((8, 8))
+    assert np.array_equal(masks[words][1, 0, 0], j <= i + 1)
+    assert np.array_equal(masks[words][0, 1, 0], j <= i)
+    fewer = masks[words.replace("shows", "hides")]
+    assert np.array_equal(fewer[1, 0, 0], j < i)
+    assert np.array_equal(fewer[0, 1, 0], j < i - 1)
 
 
-@pytest.mark.parametrize(
-    ("faults", "sentence"),
-    [
-        (
-            {"rows": 8, "keys": 5, "ds_of": of_its_tile},
-            "In the backward pass, delta is summed over only the keys of the tile, in tiles of 5 keys.",
-        ),
-        (
-            {"keys": 8, "hides": one_key_too_many},
-            "In the forward pass, the mask of a block that needs one shows one key too many in each row.",
-        ),
-    ],
-)
-def test_a_fault_of_a_tile_or_of_a_masked_block_is_named(faults, sentence):
-    found = explain_target(TiledRing(**faults))
+def test_a_delta_of_only_a_tile_of_keys_is_named():
+    found = explain_target(TiledRing(rows=8, keys=5, ds_of=of_its_tile))
     assert found.wrong == len(found.told.explained) > 0
-    assert found.sentences[0] == sentence
+    assert found.sentences[0] == (
+        "In the backward pass, delta is summed over only the keys of the tile, in tiles of 5 keys."
+    )

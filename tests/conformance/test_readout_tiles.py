@@ -228,7 +228,7 @@ def test_a_short_last_tile_that_is_skipped_is_named(layout, whole, passes):
     of_pass = "forward" if "forward" in passes else "backward"
     size = "3 or 6" if layout == "striped" else "3"
     named(
-        f"In the {of_pass} pass, the short last tile of {size} {whole} of each block is skipped.",
+        f"In the {of_pass} pass, the short last tile of {size} {whole} of the visible part of each block is skipped.",
         TiledRing((layout,), 3, 3, passes, whole=whole),
     )
 
@@ -241,7 +241,7 @@ def test_other_sizes_and_words_of_a_short_last_tile_are_told_beside_its_slots():
         in told.sentences
     )
     assert (
-        "In the backward pass, the short last tile of 3 or 6 queries of each block is skipped."
+        "In the backward pass, the short last tile of 3 or 6 queries of the visible part of each block is skipped."
         in told.alternatives
     )
 

@@ -14,7 +14,7 @@ from ringspec.conformance.readout.choices import (
     LSES_GIVEN,
     Tiles,
 )
-from ringspec.conformance.readout.geometry import LATER, SHORT, Geometry, believed
+from ringspec.conformance.readout.geometry import EXCHANGED, LATER, SHORT, Geometry, believed
 from ringspec.conformance.readout.kinds import WITH_A_MASK, Kind, factors_beside_scores
 from ringspec.conformance.readout.last_tiles import clamped_kinds, copied_kinds, padded_kinds
 from ringspec.conformance.readout.masks import every_mask, numbers_of
@@ -161,7 +161,9 @@ def stored_kinds(geometry: Geometry) -> Iterator[Kind]:
     for number, layout in enumerate(believed(geometry), 1):
         if layout not in (LATER, SHORT):
             words = f"the rows of o are put in the order of their tokens as if they lay in the layout {layout}"
-            yield Kind(words, (("o_tokens", number),), 1.2)
+            # The halves of o are then exchanged on each worker, for which there are simpler words.
+            cost = 1.4 if layout == EXCHANGED else 1.2
+            yield Kind(words, (("o_tokens", number),), cost)
     words = "tokens of o are put back with the layout's permutation, not with its inverse"
     yield Kind(words, (("o_tokens", len(believed(geometry)) + 1),), 1.2)
 

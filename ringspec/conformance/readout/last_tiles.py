@@ -33,7 +33,10 @@ def short_tiles(right: Booleans) -> Iterator[tuple[str, Booleans]]:
         number = np.cumsum(part, axis=axis)
         for size in range(2, LARGEST_TILE + 1):
             shown = right & (number <= last - last % size)
-            yield f"the short last tile of {size} {side} of each block is skipped", shown
+            words = (
+                f"the short last tile of {size} {side} of the visible part of each block is skipped"
+            )
+            yield words, shown
 
 
 def padded_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> Iterator[Kind]:

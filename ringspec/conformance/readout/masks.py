@@ -209,7 +209,7 @@ def causal_masks(geometry: Geometry, q: Integers, k: Integers, slot: Integers) -
     right, inside = see(q, k, True, None), see(q, k, False, window and (window[0], None))
     for how, by in (("shows one key too many", 1), ("hides one key too many", -1)):
         pattern = np.where(needs_mask(right), moved(right, by), right) & inside
-        yield Mask(f"the mask of a block that needs one {how} in each row", pattern)
+        yield Mask(f"the mask of a block that needs one {how} in each row", pattern, 1.6)
     yield Mask("the causal mask is reversed (key >= query)", see(-q, -k, True, window))
     yield Mask("the causal mask is reversed (key > query)", see(-q, -k, True, window, -1))
     strict = "the causal mask compares slot numbers strictly (slot of key < slot of query)"

@@ -120,11 +120,13 @@ def add_by_mask(
         if words == "that sees a key":
             x, first, last = x.T, first.T, last.T
         add(f"in the last block {words}", last, 0.6)
-        # A worker computes its own block first.
-        add(f"in the last block of another worker {words}", last & ~np.eye(W, dtype=bool), 0.65)
         add(f"in all but the last block {words}", x & ~last, 0.6)
         add(f"in the first block {words}", first, 0.65)
         add(f"in all but the first block {words}", x & ~first, 0.6)
+        if words == "that a query sees" and not seen.all():
+            # A worker computes its own block first.
+            place = "in the last block of another worker that the mask shows to a query"
+            add(place, last & ~np.eye(W, dtype=bool), 0.65)
     lost = np.zeros_like(seen)
     queries = geometry.travels(phase) == "queries"
     along = np.argsort(step, axis=1 if queries else 0)

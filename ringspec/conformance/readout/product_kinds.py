@@ -26,7 +26,7 @@ from ringspec.conformance.readout.kinds import (
     verb,
 )
 from ringspec.conformance.readout.operands import Operand, of_tables, tables_at
-from ringspec.conformance.readout.sources import sources
+from ringspec.conformance.readout.sources import ranges, sources
 from ringspec.conformance.readout.tile_rules import LARGEST_TILE, Tiling, sizes_in
 from ringspec.problem.model import Array, Booleans
 
@@ -196,6 +196,13 @@ def overwritten_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> 
             for other in (1,) if geometry.sees_all and distinct else others:
                 rows, keys = (other, size) if side == "keys" else (size, other)
                 kept = kept_tiles(Tiling(n, run, rows, keys), visible, side)
+                if geometry.of_visible_parts and geometry.layout == "zigzag":
+                    of_parts, own = (
+                        kept_of_parts(geometry, visible, side, size),
+                        geometry.own_blocks,
+                    )
+                    last, first = (np.where(own, kept[x], of_parts[x]) for x in (0, 1))
+                    kept = last, first
                 for which, pattern in zip(("last", "first"), kept, strict=True):
                     words = f"each block keeps only the shares of its {which} tile of {size} {side}"
                     words += f", in tiles of {other} {across}" if other > 1 else ""
@@ -214,6 +221,15 @@ def overwritten_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> 
                     told += f", in tiles of {other} {across}" if other > 1 else ""
                     counts = at_counts(names, (kept[0] & last).astype(float))
                     yield Kind(told, counts, 1.25 + 0.01 * (other > 1), of_tiles=True)
+
+
+def kept_of_parts(
+    geometry: Geometry, visible: Booleans, side: str, size: int
+) -> tuple[Booleans, Booleans]:
+    """Return the same for zigzag blocks with keys of another worker, whose visible parts are divided into tiles and need no mask."""
+    i, start, length = ranges(geometry, "k" if side == "keys" else "q")
+    number = (i - start) // size
+    return visible & (number == (length - 1) // size), visible & (number == 0)
 
 
 def kept_tiles(tiling: Tiling, visible: Booleans, side: str) -> tuple[Booleans, Booleans]:
