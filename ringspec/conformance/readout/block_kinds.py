@@ -33,6 +33,10 @@ CAP_WORDS = {
 }
 
 
+# The end of the words of a rule about tiles.
+NOT_MASKED = "that should be masked in part are not masked"
+
+
 def block_parts(
     geometry: Geometry, phase: str, masks: Sequence[Mask], distinct: bool
 ) -> Iterator[Iterator[Kind]]:
@@ -45,9 +49,6 @@ def block_parts(
     if geometry.dropout is not None:
         yield drop_kinds(geometry, phase, distinct, geometry.dropout)
     yield repeated_kinds(geometry, phase, masks, distinct)
-
-
-NOT_MASKED = "that should be masked in part are not masked"
 
 
 def mask_kinds(

@@ -197,10 +197,8 @@ def overwritten_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> 
                 rows, keys = (other, size) if side == "keys" else (size, other)
                 kept = kept_tiles(Tiling(n, run, rows, keys), visible, side)
                 if geometry.of_visible_parts and geometry.layout == "zigzag":
-                    of_parts, own = (
-                        kept_of_parts(geometry, visible, side, size),
-                        geometry.own_blocks,
-                    )
+                    of_parts = kept_of_parts(geometry, visible, side, size)
+                    own = geometry.own_blocks
                     last, first = (np.where(own, kept[x], of_parts[x]) for x in (0, 1))
                     kept = last, first
                 for which, pattern in zip(("last", "first"), kept, strict=True):

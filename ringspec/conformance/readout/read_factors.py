@@ -15,13 +15,13 @@ from ringspec.conformance.readout.pairs import Seen
 from ringspec.problem.model import Array, Booleans
 
 READ = "(a number read from the results)"
-NUMBER = re.compile(rf" (?:by|counts) (-?\d[\d.e+-]*)[ ,].*{re.escape(READ)}")
+NUMBER = re.compile(
+    rf" (?:by|counts) (-?\d{{1,9}}(?:\.\d{{1,9}})?(?:e[+-]?\d{{1,2}})?)[ ,].*{re.escape(READ)}"
+)
 COST = 1.6
 FEWEST = 8  # numbers from which a factor is read
-LEAST_WEIGHT, LEAST_STEP = (
-    1e-3,
-    0.2,
-)  # smaller weights, and smaller differences of scores, are not used
+LEAST_WEIGHT = 1e-3  # smaller weights are not used
+LEAST_STEP = 0.2  # nor are smaller differences of scores
 LARGEST_NAMED = 64  # factors n, 1/n, sqrt(n) and 1/sqrt(n) up to this n are told in this form, too
 EXACT = 1e-3  # with a larger tolerance, a factor has three digits and no such form
 

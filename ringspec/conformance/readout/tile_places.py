@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -15,6 +16,7 @@ from ringspec.conformance.readout.tile_rules import Tiling, sizes_in
 from ringspec.problem.model import Booleans
 
 IN_TILES = "in tiles of"  # the first words of such a place
+SIZE = re.compile(rf"{IN_TILES} (\d{{1,9}}) queries and (\d{{1,9}}) keys that ")
 COST = 1.0
 MOST_FITTING = 4  # different sizes may have the same tiles in one problem
 
@@ -32,20 +34,35 @@ def kept_places(geometry: Geometry, right: bytes, shape: tuple[int, ...]) -> tup
 
 
 def made_places(geometry: Geometry, right: Booleans) -> Iterator[Place]:
-    """Yield the places of :func:`tile_places`; none if they are sets of whole blocks, which have other names."""
-    n = geometry.slots
+    """Yield the places of :func:`tile_places`."""
     for rows, keys in itertools.product(sizes_in(geometry.run), repeat=2):
-        if rows == keys == n:
-            continue
-        tiles = f"{IN_TILES} {rows} queries and {keys} keys"
-        if geometry.sees_all:
-            yield Place(f"{tiles} that need no mask", np.ones_like(right), COST)
-            continue
-        some, whole = some_and_all(geometry, right, rows, keys)
-        for words, table in (("need no mask", whole), ("are masked in part", some & ~whole)):
-            blocks = table.any(axis=(2, 3, 4), keepdims=True)
-            if (table & right).any() and not np.array_equal(table & right, blocks & right):
-                yield Place(f"{tiles} that {words}", table, COST)
+        if not rows == keys == geometry.slots:
+            yield from places_of_size(geometry, right, rows, keys)
+
+
+def places_of_size(geometry: Geometry, right: Booleans, rows: int, keys: int) -> Iterator[Place]:
+    """Yield the tiles of one size that need no mask, and those that are masked in part; none if whole blocks are, which have other names."""
+    tiles = f"{IN_TILES} {rows} queries and {keys} keys"
+    if geometry.sees_all:
+        yield Place(f"{tiles} that need no mask", np.ones_like(right), COST)
+        return
+    some, whole = some_and_all(geometry, right, rows, keys)
+    for words, table in (("need no mask", whole), ("are masked in part", some & ~whole)):
+        blocks = table.any(axis=(2, 3, 4), keepdims=True)
+        if (table & right).any() and not np.array_equal(table & right, blocks & right):
+            yield Place(f"{tiles} that {words}", table, COST)
+
+
+def tile_place_named(geometry: Geometry, right: Booleans, words: str) -> Place | None:
+    """Return the place of tiles that ``words`` describe; None if this ring has no such tiles."""
+    parsed = SIZE.match(words)
+    if parsed is None:
+        return None
+    rows, keys = map(int, parsed.groups())
+    if not {rows, keys} <= set(sizes_in(geometry.run)):
+        return None
+    places = places_of_size(geometry, right, rows, keys)
+    return next((one for one in places if one.words == words), None)
 
 
 def some_and_all(

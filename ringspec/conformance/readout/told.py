@@ -70,8 +70,9 @@ class Told:
     """What a target, the implementation under test, computes instead of attention.
 
     ``faults``: the faults that account for most of the problems; ``stated``: these faults in words. ``explained``: the ids
-    of these problems. ``ways``: what the kernel computes as one range, where tiles depend on it. ``refuted``: where the faults do not hold. ``separate``: what is said of problems that have other
-    faults. ``left``: what is wrong in a problem that nothing explains.
+    of these problems. ``ways``: what the kernel computes as one range, where tiles depend on it. ``refuted``: where the
+    faults do not hold. ``separate``: what is said of problems that have other faults. ``left``: what is wrong in a problem
+    that nothing explains.
     ``alternatives``: other explanations that fit as well, each of both passes. ``hint``: where in a kernel to look for
     the first fault. ``shown_by``: the id of a problem in which the faults show. ``base``: what the backward pass computes
     apart from the faults; '' if it is the correct gradient.

@@ -22,7 +22,7 @@ from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.masks import masks_of, of_first_sizes
 from ringspec.conformance.readout.places import place_named
 from ringspec.conformance.readout.read_factors import kinds_of_number, number_in
-from ringspec.conformance.readout.tile_places import IN_TILES, tile_places
+from ringspec.conformance.readout.tile_places import IN_TILES, tile_place_named
 from ringspec.conformance.readout.visible import Mask
 
 # Choices for what both kernels of a backward pass compute: p, dp and dS.
@@ -178,8 +178,7 @@ def fault_named(
     if kind is None:
         return None
     if where.startswith(IN_TILES):
-        named = (one for one in tile_places(geometry, masks[0].pattern) if one.words == where)
-        place = next(named, None)
+        place = tile_place_named(geometry, masks[0].pattern, where)
     else:
         place = place_named(geometry, phase, masks[0].pattern, where, kind.of_workers)
     return None if place is None else Fault(phase, kind, place)

@@ -119,8 +119,8 @@ def row_delta(
     def of_block() -> Array:
         return np.asarray((forward.block_p * g).sum(axis=4))
 
-    def of_heads(group: int) -> Array:
-        return over_group(saved, group, 2) if saved.shape[4] == 1 else saved
+    def of_heads(group: int, part: float = 1.0) -> Array:
+        return part * over_group(saved, group, 2) if saved.shape[4] == 1 else saved
 
     def of_end(number: int) -> Array:
         seen = np.where(np.isneginf(forward.block_lse), -np.inf, of_block())
@@ -134,7 +134,7 @@ def row_delta(
         "block's own o": lambda: of_block()[..., None], "block's p dp twice": lambda: saved + local,
         "chunk": lambda: over_tiles(model, p * g, np.add, model.geometry.run), "so far": lambda: so_far(model, local),
         "of the group": lambda: of_heads(model.group), "of all heads": lambda: of_heads(model.heads),
-        "mean of all heads": lambda: of_heads(model.heads) / model.heads,
+        "mean of all heads": lambda: of_heads(model.heads, 1 / model.heads),
     }  # fmt: skip
     of |= {
         name: partial(over_tiles, model, p * g, np.add, size) for name, size in KEY_TILES.items()
