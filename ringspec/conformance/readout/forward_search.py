@@ -241,9 +241,9 @@ def forward_faults(
         changes = kind.slots
         lse = of_lse(kind)
         if (
-            lse
-            and lse not in lses("tiles" in changes)
+            (lse and lse not in lses("tiles" in changes))
             or ("tiles" in changes and not tiles_of_use(reader, kind, seen, match, alike_in))
+            or ("padded" in changes and last and misshapen)  # it changes only row sums
         ):
             continue
         pairs = read_pairs(reader, kind, seen, choices, ours, there) if misshapen else None
