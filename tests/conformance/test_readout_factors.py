@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from conformance.tiled_ring import TiledRing
 
+from ringspec.conformance.readout.matches import Match
+from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.read_factors import (
     in_words,
     kinds_of_number,
     most_frequent,
     number_in,
 )
+from ringspec.conformance.readout.reading import size_text
 from ringspec.conformance.run.explain import explain_target
 
 READ = "(a number read from the results)"
@@ -56,8 +59,31 @@ def test_the_words_of_a_factor_say_its_value(phase, value):
         assert text == words and number == pytest.approx(value, rel=1e-5)
 
 
+@pytest.mark.parametrize("number", ["1.2.3", "1e999", "-", "many"])
+def test_words_that_say_no_number_are_no_factor(number):
+    assert number_in(f"o is multiplied by {number} {READ}") is None
+
+
 def test_no_factor_is_read_from_few_ratios_or_from_ratios_that_differ():
     assert most_frequent(np.full(3, 0.9), 1e-3) is None
     assert most_frequent(np.linspace(0.5, 2.0, 50), 1e-3) is None
     assert most_frequent(np.append(np.full(30, 0.9), np.linspace(0.5, 2.0, 20)), 1e-3) == 0.9
     assert most_frequent(np.full(30, np.nan), 1e-3) is None
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        ([0.5], ", 0.5 times as large as expected"),
+        ([0.0], ", most of them 0"),
+        ([0.5, 1.5], ", half of the wrong ones 0.5 to 1.5 times as large as expected"),
+    ],
+)
+def test_what_is_not_explained_is_told_with_its_size(factors, words):
+    ours = np.random.default_rng(1).uniform(0.1, 1.0, (1, 1, 1, 8, 8))
+    there = ours * np.resize(factors, ours.shape)
+    seen = Seen(there, None, np.zeros((1, 1, 8)), np.zeros((1, 1, 8, 1)))
+    match = Match({"A": there == ours}, lambda: {"A": ours}, dict)
+    assert size_text(seen, match, "A") == words
+    right = Match({"A": ours == ours}, lambda: {"A": ours}, dict)
+    assert size_text(seen, right, "A") == ""

@@ -35,7 +35,13 @@ from ringspec.conformance.readout.not_finite import FROM_FORWARD, GRADIENTS, not
 from ringspec.conformance.readout.pairs import Seen, seen_in, without_padding
 from ringspec.conformance.readout.places import PAIRS
 from ringspec.conformance.readout.problems import COARSE, Problem
-from ringspec.conformance.readout.read_factors import backward_factors, forward_factors
+from ringspec.conformance.readout.read_factors import (
+    EXACT,
+    FEWEST,
+    LEAST_WEIGHT,
+    backward_factors,
+    forward_factors,
+)
 from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.rounding import (
     LOOSE,
@@ -296,19 +302,19 @@ def explained_by(
         explanation = result[0]
         if explanation.whole:
             if tolerance == usual:
-                return result, pass_of(explanation, phase)
+                return result, pass_of(given.seen, explanation, phase)
             reader.tolerance = usual
             exact = exactly(explanation, right, predict)
             if exact is not None:
-                return (exact, composed(right, exact.faults)), pass_of(exact, phase)
+                return (exact, composed(right, exact.faults)), pass_of(given.seen, exact, phase)
             reader.tolerance = tolerance
             words = rounding(explanation.match)
             if words is not None:
-                return result, pass_of(explanation, phase, words)
+                return result, pass_of(given.seen, explanation, phase, words)
         if failed is None or tolerance == usual:
             failed = dataclasses.replace(explanation, faults=(), whole=False), result[1]
     assert failed is not None
-    return failed, pass_of(failed[0], phase)
+    return failed, pass_of(given.seen, failed[0], phase)
 
 
 def exactly(
@@ -341,7 +347,7 @@ def read_backward(
     )[1]
 
 
-def pass_of(found: Explanation, phase: str, rounded: Sequence[str] = ()) -> PassRead:
+def pass_of(seen: Seen, found: Explanation, phase: str, rounded: Sequence[str] = ()) -> PassRead:
     """Return an explanation of one pass in the form that a reading holds; ``rounded``: which values are rounded, in words."""
     weaker = tuple(less_exact(words) or words for words in rounded)
     statements = [rounded] if weaker == tuple(rounded) else [rounded, weaker]
@@ -352,7 +358,7 @@ def pass_of(found: Explanation, phase: str, rounded: Sequence[str] = ()) -> Pass
             for number, words in enumerate(statements)
             for one in sets[:MOST_SETS]
         ),
-        "" if found.whole else left_of(found),
+        "" if found.whole else left_of(seen, found),
         found.base,
     )
 
@@ -361,13 +367,30 @@ def named(fault: Fault) -> Named:
     return Named(*fault.name, round(fault.cost, 3), hint_for(fault.kind))
 
 
-def left_of(found: Explanation) -> str:
-    """Describe the matrices and blocks that are not explained."""
+def left_of(seen: Seen, found: Explanation) -> str:
+    """Describe the matrices and blocks that are not explained, and how large their wrong elements are."""
     return "; ".join(
-        f"{MATRICES[matrix]} in {blocks_text(equal)}"
+        f"{MATRICES[matrix]} in {blocks_text(equal)}{size_text(seen, found.match, matrix)}"
         for matrix, equal in found.match.blocks.items()
         if not equal.all()
     )
+
+
+def size_text(seen: Seen, match: Match, matrix: str) -> str:
+    """Say how large the wrong elements of a matrix are, as parts of what is expected; '' if too few of these are not 0."""
+    read = {
+        "A": seen.weights, "P": seen.p, "dS of dq": seen.ds_of_dq, "dS of dk": seen.ds_of_dk
+    }.get(matrix)  # fmt: skip
+    if read is None:
+        return ""
+    ours = match.ours[matrix]
+    at = ~match.equal[matrix] & (np.abs(ours) > LEAST_WEIGHT) & np.isfinite(read)
+    if at.sum() < FEWEST:
+        return ""
+    low, middle, high = np.quantile(read[at] / ours[at], (0.25, 0.5, 0.75))
+    if high - low <= EXACT * abs(middle):
+        return f", {middle:.3g} times as large as expected" if middle else ", most of them 0"
+    return f", half of the wrong ones {low:.2g} to {high:.2g} times as large as expected"
 
 
 def blocks_text(equal: Booleans) -> str:
