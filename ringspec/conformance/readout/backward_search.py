@@ -64,6 +64,8 @@ GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse from before this mistake."
 ZERO_IF_EMPTY = LSES.index("zero if empty")
 MOST_STARTS = 4  # of a kind of evidence
+# Choices of slots that change p, dp, lse or delta of the pairs that take them, and nothing else.
+LOCAL_SLOTS = {f"{name}.slot" for name in ("q", "k", "v", "dy", "lse_of", "delta_o", "delta_dy")}
 OF_COUNTS = {"dq_count", "dk_count", "dv_count", "dbias_count"}
 HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at least this part of the wrong ones
 CARRIED = (
@@ -334,7 +336,13 @@ def backward_faults(
     may_help = useful(reader, "backward", kinds, choices, zeros_of(seen, match, choices))
     for kind in itertools.takewhile(model.may_go_on, may_help):
         touched = of_interest(kind, choices, wrong, last, alone)
-        if not touched or (last and of_way and not of_ranges(kind)):
+        if not touched or (
+            last
+            and (
+                (of_way and not of_ranges(kind))
+                or not may_reach(reader, kind, choices, match, touched)
+            )
+        ):
             continue
         everywhere = Fault("backward", kind, places.blocks[0])
         if last and is_loss(kind) and not in_place(reader, choices):
@@ -382,6 +390,24 @@ def backward_faults(
         if able is None and any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
             shown = PairsShown(pairs, np.asarray(every[0] > 0), ~every[1])
             yield from reader.in_pairs("backward", kind, shown, attempt)
+
+
+def may_reach(
+    reader: Reader, kind: Kind, choices: Choices, match: Match, touched: Sequence[str]
+) -> bool:
+    """Return whether a kind that takes other slots of an operand changes every wrong pair of the matrices that it touches.
+
+    True for other kinds. It is seen without an evaluation, which one that may not explain everything would waste.
+    """
+    local = kind.slots <= LOCAL_SLOTS and is_local(reader, kind, choices)
+    if not (local and in_place(reader, choices)):
+        return True
+    applied = Fault("backward", kind, reader.places("backward").blocks[0]).applied(choices)
+    now, then = (one.in_kernel(kind.only) for one in (applied, choices))
+    changed = np.any(
+        [np.broadcast_to(now[x] != then[x], reader.model.shape) for x in kind.slots], axis=0
+    )
+    return not any((~match.equal[name] & ~changed).any() for name in touched if name != "dsinks")
 
 
 def in_sinks(reader: Reader, kind: Kind, attempt: Attempt, match: Match, got: Match) -> Candidates:
