@@ -193,13 +193,15 @@ def overwritten_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> 
         ("queries", "keys", (("dk", "dv"), ("dk",), ("dv",))),
     ):
         for size in (x for x in sizes_in(run) if x < run):
+            in_parts = geometry.of_visible_parts and geometry.layout == "zigzag"
+            of_parts = kept_of_parts(geometry, visible, side, size) if in_parts else None
             for other in (1,) if geometry.sees_all and distinct else others:
                 rows, keys = (other, size) if side == "keys" else (size, other)
                 kept = kept_tiles(Tiling(n, run, rows, keys), visible, side)
-                if geometry.of_visible_parts and geometry.layout == "zigzag":
-                    of_parts = kept_of_parts(geometry, visible, side, size)
-                    own = geometry.own_blocks
-                    last, first = (np.where(own, kept[x], of_parts[x]) for x in (0, 1))
+                if of_parts is not None:
+                    last, first = (
+                        np.where(geometry.own_blocks, kept[x], of_parts[x]) for x in (0, 1)
+                    )
                     kept = last, first
                 for which, pattern in zip(("last", "first"), kept, strict=True):
                     words = f"each block keeps only the shares of its {which} tile of {size} {side}"
@@ -224,7 +226,7 @@ def overwritten_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> 
 def kept_of_parts(
     geometry: Geometry, visible: Booleans, side: str, size: int
 ) -> tuple[Booleans, Booleans]:
-    """Return the same for zigzag blocks with keys of another worker, whose visible parts are divided into tiles and need no mask."""
+    """Return what :func:`kept_tiles` does for zigzag blocks with keys of another worker, whose visible parts need no mask."""
     i, start, length = ranges(geometry, "k" if side == "keys" else "q")
     number = (i - start) // size
     return visible & (number == (length - 1) // size), visible & (number == 0)
