@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout import backward_search, forward_search
+from ringspec.conformance.readout import (
+    backward_search,
+    forward_search,
+    row_search,
+    tile_search,
+)
 from ringspec.conformance.readout.choices import OF_ALL
+from ringspec.conformance.readout.geometry import WAYS
 from ringspec.conformance.readout.kinds import Fault
+from ringspec.conformance.readout.merges import OTHER_TOKENS
 from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
 from ringspec.conformance.readout.model.merging import weights_of_blocks
+from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import joined
 from ringspec.conformance.readout.problems import problems_for
@@ -77,7 +85,7 @@ def test_a_fault_in_some_rows_gives_in_them_what_it_gives_in_all(circulation):
     seen = Seen(shown.weights, shown.lse, shown.lse, shown.through)
     plain = forward_search.match_forward(reader, seen, shown)
     kinds, places = reader.kinds("forward"), reader.places("forward")
-    kinds = [x for x in kinds if forward_search.rows_alone(reader, x, right)]
+    kinds = [x for x in kinds if row_search.rows_alone(reader, x, right)]
     assert len(kinds) > 300
     with np.errstate(all="ignore"):
         for kind in kinds[::80]:
@@ -87,8 +95,43 @@ def test_a_fault_in_some_rows_gives_in_them_what_it_gives_in_all(circulation):
                 rows = part.table[:, 0, :, :, 0]
                 one = Fault("forward", kind, part).applied(right)
                 computed = forward_search.match_forward(reader, seen, forward_pass(model, one))
-                selected = forward_search.in_rows_of(reader, plain, applied, rows)
+                selected = row_search.in_rows_of(reader, plain, applied, rows)
                 assert_same(selected, computed)
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts"), [("contiguous", ""), *(("zigzag", x) for x in WAYS["zigzag"])]
+)
+def test_some_queries_are_merged_as_in_the_whole_ring(layout, parts):
+    """Wrong merges, of tiles and of blocks, are ruled out by one query of each worker."""
+    claims = dataclasses.replace(REFERENCES["float32"].capabilities, layouts=(layout,))
+    problem = next(x for x in problems_for(claims)[0] if "causal" in x.id)
+    there = dataclasses.replace(problem.pairs.geometry, parts=parts)
+    reader = Reader(dataclasses.replace(problem.pairs, geometry=there), problem.tolerance)
+    model, right, one = reader.model, reader.model.right, slice(5, 6)
+    blocks = reader.places("forward").blocks
+    there = np.array([x.table[..., 0] for x in blocks])
+    kinds, s = reader.kinds("forward"), scores_of_pairs(model, right)[:, :, :, one]
+    of_tiles = [
+        x for x in kinds if x.slots == {"tiles"} and dict(x.changes)["tiles"].merge != OTHER_TOKENS
+    ]
+    of_blocks = [x for x in kinds if x.slots == {"merge"}]
+    assert len(of_tiles) > 500 and len(of_blocks) > 50
+    with np.errstate(all="ignore"):
+        for kind in of_tiles[::7]:
+            c = Fault("forward", kind, blocks[0]).applied(right)
+            whole = forward_pass(model, c)
+            weights, lse = tile_search.merged_rows(model, s, c)
+            np.testing.assert_allclose(weights, whole.weights[:, :, :, one], rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(lse, whole.lse[..., one], rtol=1e-9)
+        for kind in of_blocks[::3]:
+            c = Fault("forward", kind, blocks[0]).applied(right)
+            assert row_search.by_rows(c) or "(token, head)" in kind.words
+            if row_search.by_rows(c):
+                some = weights_of_blocks(model, right, c, there, one)
+                every = weights_of_blocks(model, right, c, there, slice(None))
+                for x, y in zip(some[:3], every[:3], strict=True):
+                    np.testing.assert_array_equal(x, y[..., one])
 
 
 def test_places_with_the_same_key_have_the_same_forward_pass():
@@ -99,7 +142,7 @@ def test_places_with_the_same_key_have_the_same_forward_pass():
     equal = 0
     for kind in [x for x in kinds if x.slots == {"merge"}][:6]:
         everywhere = Fault("forward", kind, places.blocks[0]).applied(right)
-        keys = weights_of_blocks(model, right, everywhere, there)[3]
+        keys = weights_of_blocks(model, right, everywhere, there, slice(None))[3]
         first = {}
         for place, key in zip(places.blocks, keys, strict=True):
             now = forward_pass(model, Fault("forward", kind, place).applied(right))

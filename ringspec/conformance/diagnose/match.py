@@ -188,7 +188,10 @@ def diagnose(
     """
     small = all(pairs_of(call) <= MANY_PAIRS for call in calls)
     known = dict(MUTANTS) if small else {one.id: one for one in PRECISION}
-    views = [View(claims, call, got) for call, got in zip(calls, outputs, strict=True)]
+    views = [
+        View(claims, call, got, exact=not rounding)
+        for call, got in zip(calls, outputs, strict=True)
+    ]
     dropped: list[str] = []
     while True:
         try:

@@ -15,16 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import OF_ALL, Choices, Tiles
-from ringspec.conformance.readout.effects import (
-    AFTER_MERGES,
-    OF_EARLIER_MERGES,
-    OF_LSE,
-    OF_O,
-    OF_OTHER_ROWS,
-    OF_ROW_SUMS,
-    STORED,
-)
+from ringspec.conformance.readout.choices import OF_ALL, Choices
+from ringspec.conformance.readout.effects import OF_LSE, OF_O, STORED
 from ringspec.conformance.readout.fault_sets import Attempt, Candidates, Predict, composed, explain
 from ringspec.conformance.readout.kinds import Fault, Kind
 from ringspec.conformance.readout.matches import (
@@ -37,34 +29,36 @@ from ringspec.conformance.readout.matches import (
     in_tiles,
     near,
     of_pairs,
-    ratio_steady,
 )
-from ringspec.conformance.readout.merges import AT_FIRST, EMPTY, INFINITE, MERGES, OF_L
 from ringspec.conformance.readout.model.blocks import blocks
 from ringspec.conformance.readout.model.forward import Forward, forward_pass
 from ringspec.conformance.readout.model.keeping import keep
-from ringspec.conformance.readout.model.merging import weights_of_blocks
 from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.part_search import lses_that_fit, of_lse
 from ringspec.conformance.readout.places import FROM_STEP_1, Place, Places
 from ringspec.conformance.readout.reader import PairsShown, Reader, of_feature, of_ranges
+from ringspec.conformance.readout.row_search import (
+    by_blocks,
+    containing,
+    for_rows,
+    in_rows,
+    in_whole_rows,
+    of_factors,
+    of_padding,
+    of_sums,
+    rows_alone,
+    wrong_rows,
+)
 from ringspec.conformance.readout.starts import Start, starts_of, useful
-from ringspec.problem.model import Array, Booleans
+from ringspec.conformance.readout.tile_search import fitting_sample, tiles_of_use
+from ringspec.problem.model import Booleans
 
-FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
-FEW = 6  # how many sets of blocks are tried for a rare kind of fault
-Merging = tuple[Place, bytes | None]  # a place with the key of what a merge does there
 MOST_STARTS = 6  # of a kind of evidence
 OF_FORWARD = 2 / 3  # the share of the search in the forward pass, if a backward pass follows
 
 # Places in which a kind that moves weights between blocks is tried, whatever the weights show.
 OF_STEPS = (FROM_STEP_1, "in the last step", "in all but the last step")
-
-
-def containing(pairs: Booleans) -> Callable[[Place], bool]:
-    """Return a function that tells whether a place contains all ``pairs`` [a, b, h, i, j]."""
-    return lambda place: not (pairs & ~place.table).any()
 
 
 def touching(halves: Booleans) -> Callable[[Place], bool]:
@@ -229,23 +223,15 @@ def forward_faults(
     _, l, _, _ = blocks(reader.model, choices)
     nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
     shaped = np.asarray(np.all(match.alike["A"].all(axis=4) | nothing, axis=1))
-    wrong = wrong_rows(reader, match)
     misshapen = not match.alike["A"].all()
+    uneven = bool((wrong_rows(reader, match) & ~shaped).any())
     ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
-    alike_in: dict[int, bool] = {}
-    lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
     kinds_of_use = useful(reader, "forward", kinds, choices, {"": (ours, there)})
+    ruled_out = explaining_nothing(reader, seen, choices, match, last, uneven)
     for kind in itertools.takewhile(attempt.may_go_on, kinds_of_use):
-        if last and of_way and not of_ranges(kind):
+        if (last and of_way and not of_ranges(kind)) or ruled_out(kind):
             continue
         changes = kind.slots
-        lse = of_lse(kind)
-        if (
-            (lse and lse not in lses("tiles" in changes))
-            or ("tiles" in changes and not tiles_of_use(reader, kind, seen, match, alike_in))
-            or ("padded" in changes and last and misshapen)  # it changes only row sums
-        ):
-            continue
         pairs = read_pairs(reader, kind, seen, choices, ours, there) if misshapen else None
         if pairs is not None:
             yield from reader.in_pairs("forward", kind, pairs, attempt)
@@ -266,7 +252,7 @@ def forward_faults(
         elif last and {"k.head", "v.head"} <= changes and rows_alone(reader, kind, choices):
             yield from in_whole_rows(reader, kind, places, attempt, match)
         elif of_factors(kind) or of_padding(reader, kind) or of_sums(kind):
-            if not (last and (wrong & ~shaped).any()):
+            if not (last and uneven):
                 at = for_rows(reader, kind, seen, choices, match, l, shaped, last)
                 yield from by_blocks(reader, kind, at, choices, attempt, match, last)
         elif misshapen:
@@ -281,6 +267,31 @@ def forward_faults(
                 yield from reader.at_best(kind, places, better, worse, attempt, able=able)
 
 
+def explaining_nothing(
+    reader: Reader, seen: Seen, choices: Choices, match: Match, last: bool, uneven: bool
+) -> Callable[[Kind], bool]:
+    """Return a function that tells whether a kind explains nothing, or, if ``last``, not all that is still wrong.
+
+    ``uneven``: whether in some wrong row the weights of a block are wrong by more than one factor.
+    """
+    alike_in: dict[int, bool] = {}
+    lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
+    fits = fitting_sample(reader, seen, choices, wrong_rows(reader, match))
+    misshapen = not match.alike["A"].all()
+
+    def ruled_out(kind: Kind) -> bool:
+        of_tiles, lse = "tiles" in kind.slots, of_lse(kind)
+        if lse and ((last and uneven and not of_tiles) or lse not in lses(of_tiles)):
+            return True
+        if of_tiles and not tiles_of_use(reader, kind, seen, match, alike_in):
+            return True
+        if last and "padded" in kind.slots and misshapen:
+            return True  # it changes only row sums
+        return last and not fits(kind)
+
+    return ruled_out
+
+
 def alike_everywhere(reader: Reader, kind: Kind, seen: Seen, choices: Choices) -> Booleans:
     """Return which halves of rows agree up to a factor, [a, b, h, i, 2], with a kind in all blocks."""
 
@@ -293,92 +304,10 @@ def alike_everywhere(reader: Reader, kind: Kind, seen: Seen, choices: Choices) -
     return found
 
 
-def for_rows(
-    reader: Reader,
-    kind: Kind,
-    seen: Seen,
-    choices: Choices,
-    match: Match,
-    l: Array,
-    shaped: Booleans,
-    last: bool,
-) -> list[Merging]:
-    """Return the sets of blocks in which a kind that changes row sums may explain some rows; if ``last``, all rows.
-
-    ``l`` [a, b, h, i]: row sums of the blocks. ``shaped`` [a, h, i]: rows whose weights are correct in every block
-    up to one factor for the block.
-    """
-    wrong, of_merge = wrong_rows(reader, match), "merge" in kind.slots
-    heads = "v.head" in kind.slots
-    able = wrong & (match.equal["A"].all(axis=(1, 4)) if heads else shaped)
-    if not able.any():
-        return []
-    computed = joining(reader, kind, l) if of_merge else l != 0
-    if of_padding(reader, kind) or of_sums(kind):
-        computed = np.broadcast_to(differing(reader, kind).any(axis=4), l.shape)
-    # What dropout adds to the sums of some blocks may take the same from others of the row, which is then right.
-    right = computed & ~wrong[:, None] & (not of_merge and "drop_l" not in kind.slots)
-    at = reader.places("forward").possible(computed & able[:, None], right)
-    if heads:
-        return [(x, None) for x in at]
-    # Until the weights of each row are correct up to a factor, a wrong merge explains only a few rows.
-    rare = "hidden_merge" in kind.slots and not of_empty(reader, kind)
-    few = at[:2] if (wrong & ~shaped).any() else at[:FEW] if rare else at
-    return merging_well(reader, kind, few, seen, choices, match, last)
-
-
-def differing(reader: Reader, kind: Kind) -> Booleans:
-    """Return the pairs at which the mask of a kind differs from the correct mask."""
-    number: Any = dict(kind.changes).get("mask", 0)
-    return reader.model.masks[number] ^ reader.model.masks[0]
-
-
-def of_padding(reader: Reader, kind: Kind) -> bool:
-    """Return whether a kind is a mask that is wrong only for padded keys, which change nothing but row sums."""
-    if not reader.geometry.padding or kind.slots != {"mask"}:
-        return False
-    at = differing(reader, kind) & reader.geometry.real[:, None, None, :, None]
-    return bool(at.any() and not (at & reader.geometry.real_pairs).any())
-
-
-def tiles_of_use(
-    reader: Reader, kind: Kind, seen: Seen, match: Match, known: dict[int, bool]
-) -> bool:
-    """Return whether a wrong merge of tiles may help; ``known``: results of :func:`tiles_alike` by size of the tiles."""
-    tiles: Any = dict(kind.changes)["tiles"]
-    if tiles.size not in known:
-        known[tiles.size] = tiles_alike(reader, tiles, seen.weights, match.ours["A"])
-    # Rows are compared in halves: a wrong merge of these leaves the halves right.
-    halves = 2 * tiles.size == reader.geometry.slots
-    return known[tiles.size] and (halves or tiles.merge in OF_L or not match.alike["A"].all())
-
-
 def is_loss(kind: Kind) -> bool:
     """Return whether the pairs are not computed at all."""
     count: Any = dict(kind.changes).get("count", 1.0)
     return np.ndim(count) == 0 and count == 0.0
-
-
-def of_factors(kind: Kind) -> bool:
-    """Return whether a kind changes all weights of a row in a block by one factor."""
-    count: Any = dict(kind.changes).get("count", 1.0)
-    return bool(kind.slots & OF_ROW_SUMS) and np.ndim(count) == 0
-
-
-def of_sums(kind: Kind) -> bool:
-    """Return whether a kind is a mask that is wrong only in the row sums."""
-    return kind.slots == {"mask", "value_mask"}
-
-
-def tiles_alike(reader: Reader, tiles: Tiles, seen: Array, ours: Array) -> bool:
-    """Return whether, in every tile, each row is correct up to a factor, as after a wrong merge of these tiles."""
-    n, runs = reader.geometry.slots, {reader.geometry.run, reader.geometry.own_run}
-    starts = sorted({keys.start for run in runs for keys in tiles.in_ranges(n, run)})
-    parts = [(seen[..., x:y], ours[..., x:y]) for x, y in itertools.pairwise((*starts, n))]
-    return all(
-        (ratio_steady(x, y, reader.tolerance) | (np.abs(x) <= FAINT).all(axis=-1)).all()
-        for x, y in parts
-    )
 
 
 def read_pairs(
@@ -418,12 +347,6 @@ def read_pairs(
     return None
 
 
-def shows_merges(reader: Reader, choices: Choices) -> bool:
-    """Return whether o and lse are what the merges of blocks give, with nothing changed afterwards."""
-    right = reader.model.right
-    return not reader.geometry.sinks and all(choices[x] is right[x] for x in AFTER_MERGES)
-
-
 def may_help(reader: Reader, kind: Kind, match: Match, last: bool) -> bool:
     """Return whether a kind changes o or lse where something is wrong; if ``last``, everything that is wrong."""
     wrong = {name for name, x in match.equal.items() if not x.all()}
@@ -433,86 +356,6 @@ def may_help(reader: Reader, kind: Kind, match: Match, last: bool) -> bool:
     if names <= OF_O:
         return "lse" not in wrong if last else wrong != {"lse"}
     return True
-
-
-def merging_well(
-    reader: Reader,
-    kind: Kind,
-    places: Sequence[Place],
-    seen: Seen,
-    choices: Choices,
-    match: Match,
-    last: bool,
-) -> list[Merging]:
-    """Return the ``places`` at which a kind corrects the sums of a row: its weights summed over each block, or its lse.
-
-    Each place has a key, which is equal only if the kind has the same effect there; None if this is not known.
-    ``last``: return only those at which it corrects the sums of all rows that are wrong.
-    """
-    if not places:
-        return []
-    everywhere = reader.places("forward").blocks[0]
-    c = Fault("forward", kind, everywhere).applied(choices)
-    there = np.array([x.table[..., 0] for x in places])
-    p, weight, lse, keys = weights_of_blocks(reader.model, choices, c, there)
-    total = seen.weights.sum(axis=4)
-    right = near(total, weight * p, np.abs(total), 4 * reader.tolerance).all(axis=2)
-    better = np.asarray(right & ~match.equal["A"].all(axis=(1, 4)))
-    if seen.lse is not None:
-        same = near(seen.lse, lse, np.maximum(1.0, finite_size(lse)), reader.tolerance)
-        right &= same
-        better |= right & ~match.equal["lse"]
-    well = np.asarray(better.any(axis=(1, 2, 3)))
-    if last and shows_merges(reader, choices):
-        well &= (right | ~wrong_rows(reader, match)).all(axis=(1, 2, 3))
-    merges_alone = kind.slots <= {"merge", "hidden_merge"} and not any(
-        np.any(choices[x]) for x in OF_EARLIER_MERGES
-    )
-    found = zip(places, keys, well, strict=True)
-    return [(place, key if merges_alone else None) for place, key, one in found if one]
-
-
-def wrong_rows(reader: Reader, match: Match) -> Booleans:
-    """Return the rows, [a, h, i], in which anything disagrees."""
-    wrong = ~match.equal["A"].all(axis=(1, 4)) | ~match.equal["V"].all(axis=3)
-    return np.asarray(wrong | ~match.equal["lse"] if "lse" in match.equal else wrong)
-
-
-def of_empty(reader: Reader, kind: Kind) -> bool:
-    """Return whether a wrong merge affects only rows that see no key of a block."""
-    return MERGES[int(np.asarray(dict(kind.changes).get("merge", 0)))] in (EMPTY, INFINITE)
-
-
-def joining(reader: Reader, kind: Kind, l: Array) -> Booleans:
-    """Return which rows of each block, [a, b, h, i], a wrong merge can change."""
-    here = l != 0
-    changed: Any = dict(kind.changes)
-    if of_empty(reader, kind) or "mask" in changed:
-        return ~here
-    if "hidden_merge" in changed or MERGES[changed["merge"]] in AT_FIRST:
-        return here
-    first, found = reader.geometry.steps("forward"), np.zeros_like(here)
-    seen_before = np.zeros_like(here[:, 0])
-    for step in range(reader.geometry.workers):
-        a, b = np.nonzero(first == step)
-        found[a, b] = here[a, b] & seen_before[a]
-        seen_before[a] |= here[a, b]
-    return found
-
-
-def in_rows(reader: Reader, kind: Kind, attempt: Attempt, match: Match, last: bool) -> Candidates:
-    """Try a kind that workers choose for all their blocks, in the rows that it corrects; if ``last``, in all wrong rows."""
-    everywhere = Fault("forward", kind, reader.workers.blocks[0])
-    got = attempt(everywhere)
-    wrong = wrong_rows(reader, match)
-    if last and (wrong & wrong_rows(reader, got)).any():
-        return
-    good, bad = rows_corrected(reader, match, got)
-    if good.any() and not bad.any():
-        yield everywhere, got
-    if good.any():
-        able = containing(wrong[:, None, :, :, None]) if last else None
-        yield from reader.at_best(kind, reader.workers, good, bad, attempt, able=able)
 
 
 def in_moved(
@@ -529,98 +372,3 @@ def in_moved(
     good, bad = reader.movable(kind, match, ("A",), "forward", seen.weights)
     if good.any():
         yield from reader.at_best(kind, places, good, bad, attempt, "forward", True)
-
-
-def in_whole_rows(
-    reader: Reader, kind: Kind, places: Places, attempt: Attempt, match: Match
-) -> Candidates:
-    """Try a kind that changes the weights and the values of rows in places that contain every wrong row."""
-    everywhere = Fault("forward", kind, places.blocks[0])
-    got, wrong = attempt(everywhere), wrong_rows(reader, match)
-    if (wrong & wrong_rows(reader, got)).any():
-        return
-    good, bad = (np.broadcast_to(x, reader.model.shape) for x in rows_corrected(reader, match, got))
-
-    def in_place(fault: Fault) -> Match:
-        whole, some = (which(fault.place.table, axis=(1, 4)) for which in (np.all, np.any))
-        if np.array_equal(whole, some):
-            return in_rows_of(reader, match, got, whole)
-        return attempt(fault)
-
-    able = containing(wrong[:, None, :, :, None])
-    yield from reader.at_best(kind, places, good, bad, in_place, able=able)
-
-
-def by_blocks(
-    reader: Reader,
-    kind: Kind,
-    places: Sequence[Merging],
-    choices: Choices,
-    attempt: Attempt,
-    match: Match,
-    last: bool,
-) -> Candidates:
-    """Try a kind that changes whole rows: in each of ``places``, and in only the rows and heads there that it corrects.
-
-    ``choices`` and ``match`` belong to the faults found so far. ``last``: only if it corrects all rows that are wrong.
-    """
-    wrong = wrong_rows(reader, match)
-    alone = rows_alone(reader, kind, choices)
-    known: dict[bytes, Match] = {}
-    for place, key in places:
-        fault = Fault("forward", kind, place)
-        got = known[key] if key in known else attempt(fault)
-        if key is not None:
-            known[key] = got
-        if last and (wrong & wrong_rows(reader, got)).any():
-            continue
-        good, bad = rows_corrected(reader, match, got)
-        if not good.any():
-            continue
-        if not bad.any():
-            yield fault, got
-        for part, rows in reader.workers.parts_fitting(good, bad, place):
-            one = Fault("forward", kind, part)
-            yield one, in_rows_of(reader, match, got, rows) if alone else attempt(one)
-
-
-def rows_alone(reader: Reader, kind: Kind, choices: Choices) -> bool:
-    """Return whether each row of o and lse depends only on what the ring does for this row, with a kind at any place."""
-    right = reader.model.right
-    applied = Fault("forward", kind, reader.workers.blocks[0]).applied(choices)
-    return not kind.slots & set(OF_ALL) and all(applied[x] is right[x] for x in OF_OTHER_ROWS)
-
-
-def in_rows_of(reader: Reader, without: Match, applied: Match, rows: Booleans) -> Match:
-    """Return the match that is ``applied`` in some ``rows`` [a, h, i], and ``without`` in the others."""
-    reader.model.evaluations += 1
-
-    def selected(inside: dict[str, Any], outside: dict[str, Any]) -> dict[str, Any]:
-        shaped = {3: rows, 4: rows[..., None], 5: rows[:, None, :, :, None]}
-        return {name: np.where(shaped[x.ndim], inside[name], x) for name, x in outside.items()}
-
-    return Match(
-        selected(applied.equal, without.equal),
-        lambda: selected(applied.ours, without.ours),
-        lambda: selected(applied.alike, without.alike),
-    )
-
-
-def rows_corrected(reader: Reader, before: Match, after: Match) -> tuple[Array, Array]:
-    """Return how much of each row ``after`` corrects, and whether it makes the row wrong: two arrays [a, 1, h, i, j]."""
-    shape = (reader.geometry.workers, reader.geometry.heads, reader.geometry.slots)
-    good, bad = np.zeros(shape), np.zeros(shape, bool)
-    for name, was in before.equal.items():
-        now = after.equal[name]
-        if was.ndim > 3:
-            was, now = np.asarray(was.all(axis=-1)), np.asarray(now.all(axis=-1))
-        better, worse = np.asarray(now & ~was), np.asarray(was & ~now)
-        if was.ndim == 4 and name == "A":
-            better, worse = better.sum(axis=1), np.asarray(worse.any(axis=1))
-        good, bad = good + better, bad | worse
-    full = (shape[0], 1, shape[1], shape[2], shape[2])
-    good, bad = good * ~bad, bad | False
-    return (
-        np.broadcast_to(good[:, None, :, :, None], full),
-        np.broadcast_to(bad[:, None, :, :, None], full),
-    )

@@ -77,8 +77,10 @@ class Known:
 
     def fault(self, name: Name) -> Fault | None:
         """Return the fault with this name; the usual kinds are tried before those that are the same in this ring."""
-        reader, phase = self.reader, name[0]
-        usual = fault_named(reader.geometry, reader.masks, name, reader.kinds(phase))
+        reader = self.reader
+        if name[1] == reader.refuted:
+            return None
+        usual = fault_named(reader.geometry, reader.masks, name, distinct=True)
         if usual is not None or reader.geometry.run < reader.geometry.slots:
             return usual
         return fault_named(reader.geometry, reader.masks, name)

@@ -13,6 +13,7 @@ from ringspec.conformance.readout.merge_formulas import LN2, LSES_MERGED, TOO, W
 from ringspec.problem.model import Array, Booleans
 from ringspec.spec.online_softmax import finite_shift
 
+OTHER_TOKENS = "weights of other rows"  # the only merge of a row that depends on other rows
 EMPTY, INFINITE = "empty with lse 0", "empty with infinite lse"
 ZERO_NOT_NAN = "empty with infinite lse, 0 for NaN"
 HIDDEN_TOO = ", and blocks without a visible pair are merged too"  # after the words of a mistake
@@ -83,7 +84,7 @@ WRONG = {
     "running by the first head's factor": "the running o and l are rescaled by the factor of the first query head of each key head",
     "o by head 0's factor": "the running o is rescaled by the factor of head 0 (l is correct)",
     "running by head 0's factor": "the running o and l are rescaled by the factor of head 0",
-    "weights of other rows": "the weights of a merge are read in the order (token, head) (lse is correct)",
+    OTHER_TOKENS: "the weights of a merge are read in the order (token, head) (lse is correct)",
     "weights of first head": "the weights of a merge are those of the first query head of each key head (lse is correct)",
     "weights of head 0": "the weights of a merge are those of head 0 (lse is correct)",
     "l of the group": "the new block's l is summed over the query heads of a key head",
@@ -106,7 +107,7 @@ IN_TILES = (
 # Mistakes that make the result wrong from the first block on.
 AT_FIRST = (
     "normalised as sum", "block not rescaled", "o of block not rescaled", "l of block not rescaled",
-    "divided at every merge", "weights of other rows", "l of the group",
+    "divided at every merge", OTHER_TOKENS, "l of the group",
     EMPTY, INFINITE, ZERO_NOT_NAN,
 )  # fmt: skip
 # Mistakes that raise the correct rescaling factors to a wrong power. Which factors: those of the 'running' o and l, of the
@@ -296,7 +297,7 @@ def normalised(
         of = group if kind == "weights of first head" else lse.shape[-2]
         w, w_b = (of_first_head(np.exp(x - new), of) for x in (lse, lse_b))
         return mixed(w, w_b)
-    if kind == "weights of other rows":
+    if kind == OTHER_TOKENS:
         seen = (l_b != 0).any(axis=-2)
         return mixed(reordered(np.exp(lse - new), seen), reordered(np.exp(lse_b - new), seen))
     if kind == "equal weights":

@@ -86,11 +86,14 @@ MADE_BY: dict[tuple[str, str], str] = {}
 
 
 class EveryKind:
-    """Every kind of mistake in a pass, also those that have the same effect in this ring as a simpler one."""
+    """Every kind of mistake in a pass.
 
-    def __init__(self, geometry: Geometry, phase: str) -> None:
+    ``distinct``: without those that have the same effect in this ring as a simpler one.
+    """
+
+    def __init__(self, geometry: Geometry, phase: str, distinct: bool = False) -> None:
         self.phase = phase
-        self.parts = [Made(one) for one in parts_of(geometry, phase, masks_of(geometry), False)]
+        self.parts = [Made(one) for one in parts_of(geometry, phase, masks_of(geometry), distinct)]
 
     def of_kernel(self, only: str) -> Iterator[Kind]:
         """Yield the kinds that only one of KERNELS has; '': those of all kernels."""
@@ -116,9 +119,9 @@ class EveryKind:
         return None
 
 
-@lru_cache(maxsize=48)
-def every_kind(geometry: Geometry, phase: str) -> EveryKind:
-    return EveryKind(geometry, phase)
+@lru_cache(maxsize=96)
+def every_kind(geometry: Geometry, phase: str, distinct: bool = False) -> EveryKind:
+    return EveryKind(geometry, phase, distinct)
 
 
 def both_kernels(kind: Kind) -> bool:
@@ -160,11 +163,12 @@ def fault_named(
     masks: Sequence[Mask],
     name: tuple[str, str, str],
     kinds: Iterable[Kind] | None = None,
+    distinct: bool = False,
 ) -> Fault | None:
     """Return the fault with this ``Fault.name`` in the ring of ``geometry`` and ``masks``; None if it has no such fault.
 
-    In this ring, the fault may have the same effect as another one, or none. ``kinds``: the kinds of this pass, if the
-    caller has them already; they must include those that have the same effect as a simpler one.
+    In this ring, the fault may have the same effect as another one, or none. ``distinct``: only a kind that has not the
+    same effect as a simpler one. ``kinds``: the kinds of this pass, if the caller has them already.
     """
     phase, words, where = name
     words = of_first_sizes(words)
@@ -172,7 +176,9 @@ def fault_named(
     if number is not None:
         kinds = with_number(phase, *number)
     if kinds is None:
-        kind = every_kind(geometry, phase).named(words)
+        every = every_kind(geometry, phase, distinct)
+        # A kind that stands for those of other sizes names them all.
+        kind = (every.named(name[1]) if distinct else None) or every.named(words)
     else:
         kind = next((one for one in kinds if one.words in (name[1], words)), None)
     if kind is None:

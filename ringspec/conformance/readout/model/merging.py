@@ -127,17 +127,22 @@ def ends(model: Model, of_block: Array) -> tuple[Array, Array]:
 
 
 def weights_of_blocks(
-    model: Model, c: Choices, other: Choices, there: Booleans
+    model: Model, c: Choices, other: Choices, there: Booleans, slots: slice
 ) -> tuple[Array, Array, Array, list[bytes]]:
     """Return what is merged in each of several rings, whose choices are those of ``c``, or of ``other`` in some blocks.
 
-    ``there`` [x, a, b, 1, 1]: the blocks with the choices of ``other``, for each ring x. The result is the sum over
+    ``there`` [x, a, b, 1, 1]: the blocks with the choices of ``other``, for each ring x. ``slots``: of queries, whose rows
+    alone are merged; all of them if a merge depends on other rows. The result is the sum over
     keys of each block's p [x, a, b, h, i], the weight [x, a, b, h, i] with which it is added to o, lse [x, a, h, i],
     and for each ring a key that is equal only if the merges are bitwise the same.
     """
-    here, changed = ((m, l, p.sum(axis=4)) for m, l, _, p in (blocks(model, x) for x in (c, other)))
+    here, changed = (
+        (m[..., slots], l[..., slots], p[..., slots, :].sum(axis=4))
+        for m, l, _, p in (blocks(model, x) for x in (c, other))
+    )
+    there = there if there.shape[-1] == 1 else there[..., slots]
     m, l, p = (np.where(there, x, y) for x, y in zip(changed, here, strict=True))
-    kinds = np.where(there, merge_numbers(model, other), merge_numbers(model, c))
+    kinds = np.where(there, *(merge_numbers(model, x)[..., slots] for x in (other, c)))
     omega, run_m, run_l = merged(model, m, l, other, kinds)
     weight = np.zeros(m.shape)
     for t in range(model.workers):

@@ -111,10 +111,10 @@ def softmax_of(s: Array) -> State:
 def part_merged(model: Model, m: Array, l: Array, kind: str, state: State, number: int) -> State:
     """Merge the part with the number ``number``, of which m and l [.., i] are known, into the running state."""
     new = merge("right", *state, m, l, number, model.geometry)
-    if kind == "right":
+    changed = (l != 0) & (True if kind in AT_FIRST else state[1] != 0)
+    if kind == "right" or not changed.any():
         return new
     other = merge(kind, *state, m, l, number, model.geometry)
-    changed = (l != 0) & ((state[1] != 0) | (kind in AT_FIRST))
     return where_changed(changed, other, new)
 
 
