@@ -181,6 +181,7 @@ def test_a_rule_about_tiles_that_one_layout_shows_is_tried_where_another_shows_o
     assert set(told.sentences) == {
         "In the backward pass, dq is summed over all workers, and every worker gets the sum.",
         "In the backward pass, tiles of 2 or 3 or 6 queries and 5 keys whose first query does not see their first key are skipped.",
+        "In the layouts zigzag and striped, only the visible part of a block is computed, as one range.",
     }
 
 

@@ -101,7 +101,7 @@ def slow(*parameters):
     [
         ({"shown": hidden_where_both_are_3_mod_5}, "the scores are not computed"),
         slow({"shown": shown_beside_the_diagonal_in_odd_rows}, "the mask does not hide what it should hide"),
-        slow({"times": lambda causal, i, j: np.where((i < 4) | (j >= 4), 1, 2)}, "scores are too large by a factor of 2"),
+        slow({"times": lambda causal, i, j: np.where((i % 5 == 3) & (j % 5 == 3), 2, 1)}, "scores are too large by a factor of 2"),
         slow({"shown_to_dv": hidden_where_both_are_3_mod_5}, "dk and dv are lost"),
         slow({"shown_to_dv": shown_beside_the_diagonal_in_odd_rows}, "(for dk and dv alone)"),
     ],
@@ -116,7 +116,7 @@ def test_pairs_that_no_place_describes_are_read_from_the_results(faults, words):
         if fault.phase == ("forward", "backward")["shown_to_dv" in faults]
     ]
     assert len(said) == 1 and words in said[0]
-    assert PAIRS in said[0] or "scores" in words
+    assert PAIRS in said[0]
 
 
 def test_zeros_show_one_fault_although_another_changes_every_weight():
