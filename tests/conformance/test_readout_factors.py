@@ -77,6 +77,8 @@ def test_no_factor_is_read_from_few_ratios_or_from_ratios_that_differ():
         ([0.5], ", 0.5 times as large as expected"),
         ([0.0], ", most of them 0"),
         ([0.5, 1.5], ", half of the wrong ones 0.5 to 1.5 times as large as expected"),
+        ([-0.0, 2.0], ", half of the wrong ones 0 to 2 times as large as expected"),
+        ([1.98, 2.02], ", half of the wrong ones 2 times as large as expected"),
     ],
 )
 def test_what_is_not_explained_is_told_with_its_size(factors, words):

@@ -390,7 +390,9 @@ def size_text(seen: Seen, match: Match, matrix: str) -> str:
     low, middle, high = np.quantile(read[at] / ours[at], (0.25, 0.5, 0.75))
     if high - low <= EXACT * abs(middle):
         return f", {middle:.3g} times as large as expected" if middle else ", most of them 0"
-    return f", half of the wrong ones {low:.2g} to {high:.2g} times as large as expected"
+    first, last = (f"{x + 0.0:.2g}" for x in (low, high))  # adding 0 makes -0 a 0
+    some = first if first == last else f"{first} to {last}"
+    return f", half of the wrong ones {some} times as large as expected"
 
 
 def blocks_text(equal: Booleans) -> str:
