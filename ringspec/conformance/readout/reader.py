@@ -41,7 +41,7 @@ from ringspec.conformance.readout.tile_places import tiles_fitting
 from ringspec.conformance.readout.vocabulary import kinds_of, with_number
 from ringspec.problem.model import Array, Booleans
 
-# Of tables over all pairs, in all searches for the faults of one problem; about 6 s of processor time, which only
+# Of tables over all pairs, in all searches for the faults of one problem; about 15 s of processor time, which only
 # results that stay unexplained take.
 EVALUATIONS = 33_000
 # How the names of the choices about features begin.

@@ -59,7 +59,7 @@ from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
-# What the searches in all problems may do together, and in one problem, in evaluations; 5,000 take about 1 s. The
+# What the searches in all problems may do together, and in one problem, in evaluations; 2,000 take about 1 s. The
 # searches of a problem get what those of earlier problems left; LEAST if that is less, or if one was not explained. If
 # MOST_UNEXPLAINED were not explained, others are not searched: what was not found in these is not found there, either.
 EVALUATIONS_OF_ALL, EVALUATIONS_OF_ONE, LEAST = 22_500.0, 14_000.0, 1_000.0
