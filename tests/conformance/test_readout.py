@@ -618,18 +618,17 @@ def test_a_fault_is_found_by_its_words_in_every_geometry(layout, window, circula
         places = [joined(x, part) for x in places for part in part_places(here)]
         assert len({place.words for place in places}) == len(places)
         by_kind = {kind.words: kind for kind in every}
-        every_of_four = kinds_of(four, phase, masks_of(four), False)
-        of_four = {kind.words for kind in every_of_four}
+        of_four = {kind.words for kind in kinds_of(four, phase, masks_of(four), False)}
         for kind in kinds:
             assert repr(by_kind[kind.words]) == repr(kind) and kind.words in of_four
         for number, place in enumerate(places[::41]):
             fault = Fault(
                 phase, next(kind for kind in kinds[number:] if not kind.of_workers), place
             )
-            found = fault_named(here, masks, fault.name, every)
+            found = fault_named(here, masks, fault.name)
             assert found.name == fault.name and repr(found.kind) == repr(fault.kind)
             assert np.array_equal(found.place.table, place.table)
-            there = fault_named(four, masks_of(four), fault.name, every_of_four)
+            there = fault_named(four, masks_of(four), fault.name)
             assert there.name == fault.name
         previous, following = [
             found

@@ -6,7 +6,7 @@ A backward pass may consist of two KERNELS, one for dq, and one for dk and dv; e
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 
@@ -159,28 +159,22 @@ def alone(kernel: str) -> str:
 
 
 def fault_named(
-    geometry: Geometry,
-    masks: Sequence[Mask],
-    name: tuple[str, str, str],
-    kinds: Iterable[Kind] | None = None,
-    distinct: bool = False,
+    geometry: Geometry, masks: Sequence[Mask], name: tuple[str, str, str], distinct: bool = False
 ) -> Fault | None:
     """Return the fault with this ``Fault.name`` in the ring of ``geometry`` and ``masks``; None if it has no such fault.
 
     In this ring, the fault may have the same effect as another one, or none. ``distinct``: only a kind that has not the
-    same effect as a simpler one. ``kinds``: the kinds of this pass, if the caller has them already.
+    same effect as a simpler one.
     """
-    phase, words, where = name
-    words = of_first_sizes(words)
+    phase, told, where = name
+    words = of_first_sizes(told)
     number = number_in(words)
     if number is not None:
-        kinds = with_number(phase, *number)
-    if kinds is None:
+        kind = next((x for x in with_number(phase, *number) if x.words == words), None)
+    else:
         every = every_kind(geometry, phase, distinct)
         # A kind that stands for those of other sizes names them all.
-        kind = (every.named(name[1]) if distinct else None) or every.named(words)
-    else:
-        kind = next((one for one in kinds if one.words in (name[1], words)), None)
+        kind = (every.named(told) if distinct else None) or every.named(words)
     if kind is None:
         return None
     if where.startswith(IN_TILES):
