@@ -276,7 +276,7 @@ def explaining_nothing(
     """
     alike_in: dict[int, bool] = {}
     lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
-    fits = fitting_sample(reader, seen, choices, wrong_rows(reader, match))
+    fits = fitting_sample(reader, seen, choices, wrong_rows(reader, match)) if last else None
     misshapen = not match.alike["A"].all()
 
     def ruled_out(kind: Kind) -> bool:
@@ -287,7 +287,7 @@ def explaining_nothing(
             return True
         if last and "padded" in kind.slots and misshapen:
             return True  # it changes only row sums
-        return last and not fits(kind)
+        return fits is not None and not fits(kind)
 
     return ruled_out
 

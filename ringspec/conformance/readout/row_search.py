@@ -132,18 +132,19 @@ def merging_well(
     Each place has a key, which is equal only if the kind has the same effect there; None if this is not known.
     ``last``: return only those at which it corrects the sums of all rows that are wrong.
     """
+    if not places:
+        return []
     wrong = wrong_rows(reader, match)
     c = Fault("forward", kind, reader.places("forward").blocks[0]).applied(choices)
     exact = last and shows_merges(reader, choices)
     if exact and len(places) > 1 and by_rows(choices) and by_rows(c):
         # Most places are ruled out by one query of each worker.
-        worst = int(wrong.sum(axis=(0, 1)).argmax())
-        one = slice(worst, worst + 1)
+        one = worst_query(wrong)
         right, _, _ = corrected_rows(reader, (choices, c), places, seen, match, one)
         well = np.asarray((right | ~wrong[..., one]).all(axis=(1, 2, 3)))
         places = [place for place, fits in zip(places, well, strict=True) if fits]
-    if not places:
-        return []
+        if not places:
+            return []
     right, better, keys = corrected_rows(reader, (choices, c), places, seen, match, slice(None))
     well = np.asarray(better.any(axis=(1, 2, 3)))
     if exact:
@@ -282,6 +283,12 @@ def wrong_rows(reader: Reader, match: Match) -> Booleans:
     """Return the rows, [a, h, i], in which anything disagrees."""
     wrong = ~match.equal["A"].all(axis=(1, 4)) | ~match.equal["V"].all(axis=3)
     return np.asarray(wrong | ~match.equal["lse"] if "lse" in match.equal else wrong)
+
+
+def worst_query(wrong: Booleans) -> slice:
+    """Return the slot of the query that is wrong in the most rows [a, h, i], as a slice."""
+    slot = int(wrong.sum(axis=(0, 1)).argmax())
+    return slice(slot, slot + 1)
 
 
 def rows_corrected(reader: Reader, before: Match, after: Match) -> tuple[Array, Array]:

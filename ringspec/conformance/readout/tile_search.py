@@ -21,6 +21,7 @@ from ringspec.conformance.readout.model.scores import OF_SCORES, scores_of_pairs
 from ringspec.conformance.readout.model.tile_merging import in_tiles, through_tiles
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.row_search import worst_query
 from ringspec.problem.model import Array, Booleans
 
 FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: some may count as 0
@@ -38,13 +39,9 @@ def fitting_sample(
     featured = geometry.sinks or geometry.padding or geometry.dropout is not None
     if featured or not all(others):
         return lambda kind: True
-    slot = int(wrong.sum(axis=(0, 1)).argmax())
-    s = scores_of_pairs(model, choices)[:, :, :, [slot]]
-    weights, lse = (
-        seen.weights[:, :, :, [slot]],
-        None if seen.lse is None else seen.lse[..., [slot]],
-    )
-
+    one = worst_query(wrong)
+    s, weights = scores_of_pairs(model, choices)[:, :, :, one], seen.weights[:, :, :, one]
+    lse = None if seen.lse is None else seen.lse[..., one]
     everywhere = np.ones((1, 1, 1, 1, 1), bool)
 
     def fits(kind: Kind) -> bool:
