@@ -172,11 +172,24 @@ INSTEAD = {
         "    return tuple((r, min(max(r + direction, 0), workers - 1)) for r in range(workers))",
     ),
     "RING-11": (
-        "spec/ring.py",
+        "rings/ring.py",
         "        if not block_visible(problem, layout_q, layout_k, a, b)",
         "        if a < b",
     ),
 }
+
+
+# Of the rules that the core set lists: other layouts and schemes have cases of their own.
+OF_CORE = [
+    (rule, *INSTEAD.get(rule, how))
+    for rule, *how in MUTATIONS
+    if any(rule in case.rules for case in CORE)
+]
+
+
+def test_the_lines_that_break_a_rule_instead_replace_one_that_is_there():
+    for module, line, _ in INSTEAD.values():
+        assert line + "\n" in (Path(ringspec.__file__).parent / module).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -189,11 +202,10 @@ def right_results(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule,module,line,broken", MUTATIONS, ids=[m[0] for m in MUTATIONS])
+@pytest.mark.parametrize("rule,module,line,broken", OF_CORE, ids=[m[0] for m in OF_CORE])
 def test_a_rule_matters_to_a_case_that_lists_it(
     rule, module, line, broken, right_results, tmp_path
 ):
-    module, line, broken = INSTEAD.get(rule, (module, line, broken))
     package = Path(ringspec.__file__).parent
     shutil.copytree(
         package, tmp_path / "ringspec", ignore=shutil.ignore_patterns("__pycache__", "data")
