@@ -1,52 +1,68 @@
-"""Write what ``ringspec explain`` says of each known bug, for the bugs' pages.
+"""Write what ``ringspec explain`` says of each known bug, for the bugs' pages and for ``explain`` itself.
 
     python docs/readouts.py
 
-runs each bug as a kernel, in the first recipe in which it fails a case, and writes the sentences by bug to
-docs/conform/readouts.json. Takes about half an hour on one core.
+runs each bug as a kernel, in the first recipe in which it fails a case, and searches for its faults. The sentences and
+the readings by bug go to ringspec/conformance/run/known_bugs.json, beside the program that tries these readings before
+it searches. Takes about 15 minutes on one core.
 """
 
 import json
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget
-from ringspec.conformance.run import explain
+from ringspec.conformance.readout.reading import PassRead
+from ringspec.conformance.readout.rounding import is_rounding
+from ringspec.conformance.run import explain, known_bugs
 
 CIRCULATIONS = ("kv", "q", "gather")  # only those that a target states are read
-STORED = Path(__file__).parent / "conform" / "readouts.json"
+STORED = Path(known_bugs.__file__).with_name(known_bugs.FILE)
 
 
-def sentences_of(mutant: Mutant) -> list[str]:
-    """What a bug computes, in sentences; none if it does not show in readouts, or not everything is explained."""
+def stored_of(mutant: Mutant) -> dict[str, Any]:
+    """What a bug computes: the sentences, if everything is explained, and the readings that were found by a search."""
     if not mutant.kills:
-        return []
+        return {}
     target = MutantTarget(mutant, next(iter(mutant.kills)))
     target.capabilities = replace(target.capabilities, circulations=CIRCULATIONS)
     with np.errstate(all="ignore"):
-        found = explain.explain_target(target)
-    whole = found.wrong and len({*found.told.explained, *found.told.others}) == found.wrong
-    return list(found.told.sentences) if whole else []
+        found = explain.explain_target(target, catalogue=False)
+    readings = [x for one in found.runs if (x := one.reading) and x.explained and x.evaluations]
+    told = {*found.told.explained, *found.told.others}
+    kept = [x for x in readings if x.problem in told and not any(map(of_rounding, x.passes))]
+    whole = found.wrong and len(told) == found.wrong
+    stored = {
+        "sentences": list(found.told.sentences) if whole else [],
+        "readings": known_bugs.as_stored(kept),
+    }
+    return {name: x for name, x in stored.items() if x}
 
 
-@cache
+def of_rounding(one: PassRead) -> bool:
+    """Whether a pass has a fault of rounding, which is measured anew in each problem."""
+    return any(is_rounding(fault.kind) for faults in one.sets for fault in faults)
+
+
 def told() -> dict[str, list[str]]:
     """The stored sentences by bug."""
-    found: dict[str, list[str]] = json.loads(STORED.read_text(encoding="utf-8"))
-    return found
+    return {id: one["sentences"] for id, one in known_bugs.of_bugs().items() if "sentences" in one}
 
 
 def main() -> None:
-    # Every problem gets the full search.
-    explain.EVALUATIONS_OF_ONE = explain.LEAST = explain.EVALUATIONS
-    explain.MOST_UNEXPLAINED = 1_000
-    made = {mutant.id: sentences_of(mutant) for mutant in MUTANTS.values()}
-    explained = {id: sentences for id, sentences in made.items() if sentences}
-    STORED.write_text(json.dumps(explained, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(explained)} of {len(MUTANTS)} bugs are explained")
+    # Longer searches than those of a user.
+    explain.EVALUATIONS_OF_ONE, explain.LEAST = explain.EVALUATIONS, explain.EVALUATIONS_OF_ONE
+    explain.EVALUATIONS_OF_ALL = 4 * explain.EVALUATIONS
+    made = {mutant.id: stored_of(mutant) for mutant in MUTANTS.values()}
+    found = {id: one for id, one in made.items() if one}
+    # One line for each bug.
+    lines = ",\n".join(f"{json.dumps(id)}: {json.dumps(one)}" for id, one in found.items())
+    STORED.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    explained = sum("sentences" in one for one in found.values())
+    print(f"{explained} of {len(MUTANTS)} bugs are explained")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 
 from ringspec.conformance.cases import edges, golden, pairs, probes, problems, properties, readout
-from ringspec.conformance.run import explain
+from ringspec.conformance.run import known_bugs
 from ringspec.vectors.format.inputs import inputs_of
 from ringspec.vectors.generate import layouts_of_case
 
@@ -50,4 +50,4 @@ def truth_on_demand(monkeypatch):
 @pytest.fixture
 def no_catalogue(monkeypatch):
     """For tests of sentences alone: which known bug gives the same numbers takes half of the time."""
-    monkeypatch.setattr(explain, "known_bug", lambda *given: None)
+    monkeypatch.setattr(known_bugs.KnownBugs, "diagnosis", lambda *given, **how: None)

@@ -316,7 +316,7 @@ def test_the_search_in_a_problem_gets_what_explained_problems_left_and_ends_afte
     fault = Named("forward", "the block is not computed", "", 1.0, "")
     part = PassRead(((fault,),)) if explained else PassRead(left="everything")
 
-    def reading_at_once(problem, outputs, earlier, share):
+    def reading_at_once(problem, outputs, earlier, share, stored):
         shares.append(share * EVALUATIONS)
         return Reading(problem.id, False, part, evaluations=6_000)
 
@@ -338,7 +338,7 @@ def test_the_search_in_a_problem_gets_what_explained_problems_left_and_ends_afte
 def test_a_thorough_search_is_three_times_as_long_and_offered_where_it_may_help(monkeypatch):
     shares = []
 
-    def unexplained_at_once(problem, outputs, earlier, share):
+    def unexplained_at_once(problem, outputs, earlier, share, stored):
         shares.append(share * EVALUATIONS)
         return Reading(problem.id, False, PassRead(left="everything"))
 

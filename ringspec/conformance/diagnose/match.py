@@ -171,12 +171,14 @@ def diagnose(
     variants: bool = True,
     rounding: bool = True,
     far: Far = "always",
+    views: Sequence[View] | None = None,
 ) -> Diagnosis | None:
     """Compare the results of a case's calls with those of all mutants; return None if no mutant can change them.
 
     ``variants`` and ``rounding``: whether other forms of a mutant are tried, and whether a rounding bug may be named.
     Each takes longer than trying the mutants themselves. ``far``: whether mutants far from the results are examined; 'if
-    none is near': only if no other one has them.
+    none is near': only if no other one has them. ``views``: what :func:`views_of` returns for the calls, which keeps the
+    results of mutants from one call of this function to the next.
 
     >>> from ringspec.conformance.cases.noise import noise_call
     >>> from ringspec.conformance.targets.reference import reference_bf16 as right
@@ -188,10 +190,7 @@ def diagnose(
     """
     small = all(pairs_of(call) <= MANY_PAIRS for call in calls)
     known = dict(MUTANTS) if small else {one.id: one for one in PRECISION}
-    views = [
-        View(claims, call, got, exact=not rounding)
-        for call, got in zip(calls, outputs, strict=True)
-    ]
+    views = views or views_of(claims, calls, outputs, rounding)
     dropped: list[str] = []
     while True:
         try:
@@ -202,6 +201,16 @@ def diagnose(
             dropped.append(str(fault))
         else:
             return found and dataclasses.replace(found, dropped=tuple(dropped))
+
+
+def views_of(
+    claims: Capabilities, calls: Sequence[Call], outputs: Sequence[Outputs], rounding: bool = True
+) -> list[View]:
+    """Return the calls with the target's results, to be compared with those of mutants; the arguments are those of :func:`diagnose`."""
+    return [
+        View(claims, call, got, exact=not rounding)
+        for call, got in zip(calls, outputs, strict=True)
+    ]
 
 
 def compared(

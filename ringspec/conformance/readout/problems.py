@@ -215,6 +215,12 @@ class Problem:
             for one in outputs
         ]
 
+    def in_batches(self, results: Outputs) -> tuple[Call, Outputs]:
+        """Return ``call`` and its results, in a problem about batches with batch entries in place of heads."""
+        if not self.pairs.geometry.batches:
+            return self.call, results
+        return self.asked[0], {name: exchanged(x) for name, x in results.items()}
+
 
 def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
     """Return the settings of the problems for a target with these claims; if there are none, also the reason.

@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import product
+from operator import itemgetter
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.backward_search import SAME, SAVED
@@ -19,7 +21,7 @@ from ringspec.conformance.readout.hints import ROUNDING
 from ringspec.conformance.readout.infinite_rows import by_infinite_rows
 from ringspec.conformance.readout.kinds import listing
 from ringspec.conformance.readout.masks import SIZES, in_single_sizes, with_more_sizes
-from ringspec.conformance.readout.not_finite import NOT_FINITE, RESULTS
+from ringspec.conformance.readout.not_finite import GRADIENTS, NOT_FINITE, RESULTS
 from ringspec.conformance.readout.problems import (
     BACKWARDS,
     MORE_WORKERS,
@@ -37,6 +39,8 @@ from ringspec.conformance.target.protocol import Call
 
 MOST_NAMED = 3  # problems in a sentence; one more if it is the last
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
+# The largest share of a search in a problem with the results of a known bug, for which no search has found anything.
+SHARE_IF_KNOWN = 0.03
 OF_TILES = re.compile(r"\btiles? of \d")
 # They may be a short last tile.
 OF_LAST = re.compile(r"for the last \d+ (queries|keys) of a worker")
@@ -57,24 +61,41 @@ NOT_RANDOM = (
 NOT_PROVED = "a change that gives the numbers of this readout was found, but it does not give those of random inputs"
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What a search once found for known bugs; ``same``: whether one of them gives the results of the problem."""
+
+    readings: tuple[Reading, ...] = ()
+    same: bool = False
+
+
 def read_proven(
     problem: Problem,
     outputs: Sequence[Outputs],
     earlier: Sequence[Reading] = (),
     share: float = 1.0,
+    stored: Callable[[Outputs], Stored] | None = None,
 ) -> Reading:
     """Read the results of a problem's two calls, the readout and its proof.
 
-    ``share``: the part of the usual work that the searches may do; 0: no search. Faults of ``earlier`` readings are tried first.
-    They are accepted if they explain the results of both calls.
+    ``share``: the part of the usual work that the searches may do; 0: no search. Faults of ``earlier`` readings are tried first,
+    then those that ``stored`` returns for the results of the first call. They are accepted if they explain the results of
+    both calls.
     """
     outputs = problem.results(outputs)
     same = read_as(problem, outputs, earlier)
     if same is not None:
         return same
-    known = dict.fromkeys(faults for one in earlier for faults in explained_sets(one))
-    names = list(known)[::-1]
-    found = read(problem, outputs[0], share, outputs[1], names)
+    found = read(problem, outputs[0], 0.0)
+    if not found.right:
+        bugs = stored(outputs[0]) if stored is not None else Stored()
+        same = read_as_stored(problem, outputs, bugs.readings)
+        if same is not None:
+            return same
+        share = min(share, SHARE_IF_KNOWN) if bugs.same else share
+        known = dict.fromkeys(faults for one in earlier for faults in explained_sets(one))
+        names = list(known)[::-1]
+        found = read(problem, outputs[0], share, outputs[1], names)
     if found.right:
         if right_too(problem, outputs[1]):
             return with_narrow_results(found, problem, outputs[1])
@@ -163,6 +184,34 @@ def read_as(
     return None
 
 
+def read_as_stored(
+    problem: Problem, outputs: Sequence[Outputs], stored: Sequence[Reading]
+) -> Reading | None:
+    """Return the simplest of the ``stored`` readings that explain the results of a problem's two calls; None without one.
+
+    Of its sets of faults, those are kept that do. If all have a fault that this problem does not show, or that has the
+    same effect in it as a simpler one, there is none.
+    """
+    calls = problem.call, problem.proof
+    if not all(map(expressible, calls)):
+        return None
+    if not set(GRADIENTS) & outputs[0].keys():
+        stored = [dataclasses.replace(one, backward=None) for one in stored]
+    replayed = [replay_of(call, got) for call, got in zip(calls, outputs, strict=True)]
+    found = []
+    for one in stored:
+        fitting: Reading | None = dataclasses.replace(one, problem=problem.id, evaluations=1)
+        for each in replayed:
+            if fitting is not None and fitting.explained:
+                fitting = that_fits(fitting, each)
+        if fitting is not None and fitting.explained:
+            first = told([fitting])
+            left = needed(list(first.faults), first.base, calls, outputs)
+            if len(left) == len(first.faults) and replayed[0].tells_apart(left):
+                found.append((sum(fault.cost for fault in left), fitting))
+    return min(found, key=itemgetter(0))[1] if found else None
+
+
 def needed(
     faults: list[Named], base: str, calls: Sequence[Call], outputs: Sequence[Outputs]
 ) -> list[Named]:
@@ -206,13 +255,24 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
             return reading
         return proven_alone(reading, replay_of(problem.proof, outputs))
     replayed = replay_of(problem.proof, outputs)
+    fitting = that_fits(reading, replayed)
+    if fitting is None:
+        return reading
+    return fitting if fitting.passes else proven_alone(reading, replayed)
+
+
+def that_fits(reading: Reading, replayed: Replayed) -> Reading | None:
+    """Keep the sets of faults of a reading that give the results of a call; None if their effect cannot be computed.
+
+    If no set does, nothing is left, and the reading counts as unexplained.
+    """
     first, second = (one or PassRead() for one in (reading.forward, reading.backward))
     # A backward pass that is right for what the forward pass saved may look like one that does the same.
     others = [dataclasses.replace(second, base="")] if second.base and not second.sets else []
     for backward in (second, *others):
         kept = sets_that_fit(first, backward, replayed)
         if kept is None:
-            return reading
+            return None
         if kept[0]:
             forward, backward = (
                 dataclasses.replace(one, sets=tuple(x for x in found if x))
@@ -220,7 +280,7 @@ def proven(reading: Reading, problem: Problem, outputs: Outputs) -> Reading:
             )
             known = None if reading.backward is None else backward
             return dataclasses.replace(reading, forward=forward, backward=known)
-    return proven_alone(reading, replayed)
+    return Reading(reading.problem, False)
 
 
 def sets_that_fit(

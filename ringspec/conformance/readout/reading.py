@@ -195,10 +195,10 @@ def read(
     expected = {name: (right[name], sizes[name]) for name in results}
     if agrees(results, expected, problem.tolerance):
         return Reading(problem.id, True)
-    if not share:
+    missing = not_finite(geometry, results, right)
+    if not share and "forward" not in missing:
         return Reading(problem.id, False, PassRead(left=NOT_SEARCHED))
     names = [[one.name for one in faults if not is_rounding(one.kind)] for faults in known]
-    missing = not_finite(geometry, results, right)
     gradients = {name: results[name] for name in GRADIENTS if name in results}
     if "forward" in missing and not agrees(gradients, expected, problem.tolerance):
         missing["backward"] = FROM_FORWARD

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from ringspec.conformance.cases.model import Outputs
-from ringspec.conformance.diagnose.match import diagnose
 from ringspec.conformance.readout.block_words import (
     BLOCK,
     DENSE,
@@ -55,6 +55,7 @@ from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, r
 from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.run.group_ring import rings_of_groups
 from ringspec.conformance.run.head_ring import rings_of_heads, sees_other_heads
+from ringspec.conformance.run.known_bugs import KnownBugs
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
@@ -64,10 +65,20 @@ from ringspec.conformance.target.protocol import Target
 # MOST_UNEXPLAINED were not explained, others are not searched: what was not found in these is not found there, either.
 EVALUATIONS_OF_ALL, EVALUATIONS_OF_ONE, LEAST = 22_500.0, 14_000.0, 1_000.0
 MOST_UNEXPLAINED = 3
+# In one problem, if a known bug has the results of an earlier one; then nothing is searched after an unexplained one.
+EVALUATIONS_IF_KNOWN = 3_000.0
 THOROUGH = 3.0  # times as many evaluations in a thorough search
 TOLD_IF_NOT_READ = ("layouts", "circulations", "directions", "masks", "features")
 MOST_AGREED = 3  # explanations of later problems by which a problem is read again
 BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
+
+
+@dataclass(frozen=True)
+class Search:
+    """How faults are searched: the arguments of :func:`explain_target`."""
+
+    thorough: bool
+    catalogue: bool
 
 
 @dataclass(frozen=True)
@@ -174,29 +185,37 @@ class Explained:
         }
 
 
-def explain_target(target: Target, *, thorough: bool = False) -> Explained:
+def explain_target(
+    target: Target,
+    *,
+    thorough: bool = False,
+    catalogue: bool = True,
+) -> Explained:
     """Run a target on a few problems that it claims, and read what it computes.
 
     Problems of a feature, such as documents or sinks, are run only if the others are right. If the target fails,
     nothing is raised: the result says which problems have no results, and why. ``thorough``: search three times as long
-    before a problem counts as unexplained.
+    before a problem counts as unexplained. ``catalogue``: if a known bug gives the results of a problem, try first what
+    is stored for this bug.
 
     >>> from ringspec.conformance.targets.reference import reference_float32
     >>> explain_target(reference_float32).right
     True
     """
     claims = target.capabilities
+    how = Search(thorough, catalogue)
     if computes_blocks(claims):
-        return explain_block(target, thorough)
-    of_heads = next(filter(simple, explained_in_heads(target, thorough)), None)
+        return explain_block(target, how)
+    of_heads = next(filter(simple, explained_in_heads(target, how)), None)
     if of_heads is not None:
         return of_heads
     settings, reason = settings_for(claims)
     problems = (problem_of(setting, claims) for setting in settings)
     made_of = DENSE if claims.workers == (1,) else RING
-    found = explanation(target, runs_of(target, problems, thorough), reason, made_of)
+    bugs = KnownBugs(claims)
+    found = explanation(runs_of(target, problems, how, bugs), bugs, reason, made_of)
     if not found.right and not simple(found):
-        found = next(filter(simple, explained_in_groups(target, thorough)), found)
+        found = next(filter(simple, explained_in_groups(target, how)), found)
     return dataclasses.replace(found, claimed_not_read=not_read(claims, found.runs))
 
 
@@ -207,20 +226,19 @@ def simple(found: Explained) -> bool:
     return bool(found.wrong) and not found.unexplained and not listed
 
 
-def explained_in_groups(target: Target, thorough: bool) -> Iterator[Explained]:
+def explained_in_groups(target: Target, how: Search) -> Iterator[Explained]:
     """Explain a target as each ring of groups of workers that it may be; see :mod:`.group_ring`."""
     for ring in rings_of_groups(target):
         problems, reason = problems_for(ring.capabilities)
-        runs = runs_of(ring, problems, thorough)
-        yield explanation(ring, runs, reason, GROUPS, ring.notes)
+        bugs = KnownBugs(ring.capabilities)
+        yield explanation(runs_of(ring, problems, how, bugs), bugs, reason, GROUPS, ring.notes)
 
 
-def explained_in_heads(target: Target, thorough: bool) -> Iterator[Explained]:
+def explained_in_heads(target: Target, how: Search) -> Iterator[Explained]:
     """Explain a target whose queries see keys of other heads as the ring that it may be; see :mod:`.head_ring`."""
     for ring, problem in rings_of_heads(target):
         if sees_other_heads(ring, problem):
-            runs = runs_of(ring, [problem], thorough)
-            yield explanation(ring, runs, "", HEADS, ring.notes)
+            yield explanation(runs_of(ring, [problem], how), None, "", HEADS, ring.notes)
 
 
 def not_read(claims: Capabilities, runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
@@ -230,23 +248,25 @@ def not_read(claims: Capabilities, runs: Sequence[Run]) -> dict[str, tuple[Any, 
     return {kind: values for kind, values in untested.items() if kind in TOLD_IF_NOT_READ}
 
 
-def explain_block(target: Target, thorough: bool) -> Explained:
+def explain_block(target: Target, how: Search) -> Explained:
     """Explain a target that computes single blocks: first one block alone, then a ring of blocks.
 
     The ring is run only if o and lse of the block alone are right; otherwise the merge would hide what is wrong.
     """
     alone = ring_of_blocks(target, 1)
     problems, reason = problems_of_blocks(alone)
-    runs = runs_of(alone, problems, thorough)
+    bugs = KnownBugs(alone.capabilities)
+    runs = runs_of(alone, problems, how, bugs)
     if any(run.reading is None or wrong_in_forward(run.reading) for run in runs):
-        return explanation(alone, runs, reason, BLOCK, alone.notes)
+        return explanation(runs, bugs, reason, BLOCK, alone.notes)
     for workers in BLOCKS_IN_A_ROW if target.capabilities.lse != "hidden" else ():
         several = ring_of_blocks(target, workers)
         problems, _ = problems_of_blocks(several)
         if problems:
-            more = runs_of(several, problems, thorough, runs)
-            return explanation(several, [*runs, *more], reason, BLOCK, alone.notes + several.notes)
-    return explanation(alone, runs, reason, BLOCK, alone.notes)
+            bugs = KnownBugs(several.capabilities)
+            runs += runs_of(several, problems, how, bugs, runs)
+            return explanation(runs, bugs, reason, BLOCK, alone.notes + several.notes)
+    return explanation(runs, bugs, reason, BLOCK, alone.notes)
 
 
 def wrong_in_forward(reading: Reading) -> bool:
@@ -271,9 +291,13 @@ def problems_of_blocks(ring: RingOfBlocks) -> tuple[list[Problem], str]:
 
 
 def explanation(
-    target: Target, made: Sequence[Run], reason: str, made_of: str, notes: Sequence[str] = ()
+    made: Sequence[Run],
+    bugs: KnownBugs | None,
+    reason: str,
+    made_of: str,
+    notes: Sequence[str] = (),
 ) -> Explained:
-    """Combine what was read from the problems; ``reason``: why there are none."""
+    """Combine what was read from the problems; ``reason``: why there are none. ``bugs``: None if no known bug is looked for."""
     runs = agreed(made)
     if not runs:
         return Explained((), unread=reworded(reason, made_of), made_of=made_of)
@@ -293,21 +317,25 @@ def explanation(
     found = proved(found, [(one.problem, one.outputs) for one in wrong], proved_already)
     found = with_limits(found, readings, right)
     found = with_ways(found, [(one.problem, one.outputs) for one in wrong])
-    known = None if made_of == HEADS else known_bug(target, found, wrong)
+    known = None if bugs is None else known_bug(bugs, found, wrong)
     if known is not None and made_of in (BLOCK, DENSE) and OF_A_RING.search(known["title"]):
         known = None
     return Explained(runs, found, known, made_of=made_of, notes=tuple(dict.fromkeys(notes)))
 
 
 def runs_of(
-    target: Target, problems: Iterable[Problem], thorough: bool, earlier: Sequence[Run] = ()
+    target: Target,
+    problems: Iterable[Problem],
+    how: Search,
+    bugs: KnownBugs | None = None,
+    earlier: Sequence[Run] = (),
 ) -> list[Run]:
     """Run problems one after the other; those of a feature, or of another length, only if the others are right.
 
     Batches are not a feature.
     """
     made: list[Run] = []
-    longer = THOROUGH if thorough else 1.0
+    longer = THOROUGH if how.thorough else 1.0
     left, unexplained = EVALUATIONS_OF_ALL * longer, 0
     for problem in problems:
         geometry = problem.pairs.geometry
@@ -317,9 +345,12 @@ def runs_of(
         ):
             continue
         readings = [run.reading for run in (*earlier, *made) if run.reading]
-        most = max(LEAST * longer, min(left, EVALUATIONS_OF_ONE * longer))
-        share = most / EVALUATIONS if unexplained < MOST_UNEXPLAINED else 0.0
-        made.append(run_problem(target, problem, readings, share))
+        stored = bugs if how.catalogue and not how.thorough else None
+        known = stored is not None and stored.found
+        of_one = EVALUATIONS_IF_KNOWN if known else EVALUATIONS_OF_ONE * longer
+        most = max(LEAST * longer, min(left, of_one))
+        share = most / EVALUATIONS if unexplained < (1 if known else MOST_UNEXPLAINED) else 0.0
+        made.append(run_problem(target, problem, readings, share, stored))
         reading = made[-1].reading
         left -= reading.evaluations if reading else 0
         if reading is not None and not (reading.right or reading.explained):
@@ -376,11 +407,16 @@ def with_sets_of(reading: Reading, other: Reading) -> Reading:
 
 
 def run_problem(
-    target: Target, problem: Problem, earlier: Sequence[Reading] = (), share: float = 1.0
+    target: Target,
+    problem: Problem,
+    earlier: Sequence[Reading] = (),
+    share: float = 1.0,
+    bugs: KnownBugs | None = None,
 ) -> Run:
     """Run one problem and read its results.
 
-    ``earlier``: what earlier problems showed. The faults in it are the first to be tried as an explanation.
+    ``earlier``: what earlier problems showed. The faults in it are the first to be tried as an explanation. What is stored for
+    ``bugs`` with the results of a problem comes next.
     """
     claims = target.capabilities
     try:
@@ -390,7 +426,8 @@ def run_problem(
         ]
     except Stop as stop:
         return Run(problem, stopped=f"{stop.outcome}: {first_line(stop)}")
-    reading = read_proven(problem, outputs, earlier, share)
+    stored = None if bugs is None else partial(bugs.stored, problem)
+    reading = read_proven(problem, outputs, earlier, share, stored)
     if problem.call.workers == 1:
         reading = without_ring(reading)
     return Run(problem, reading, tuple(problem.results(outputs)))
@@ -405,23 +442,10 @@ def first_line(stop: Stop) -> str:
     return where + next((line for line in lines if not line.startswith("Traceback")), stop.outcome)
 
 
-def known_bug(target: Target, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
+def known_bug(bugs: KnownBugs, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
     """Find the known bug that gives the same results in the problem that shows the fault; return None without one."""
     shown = [one for one in wrong if one.problem.id == found.shown_by]
-    if not shown:
+    mutant = bugs.named(shown[0].problem, shown[0].outputs[0], found) if shown else None
+    if mutant is None:
         return None
-    one = shown[0]
-    # A rounding bug leaves no fault to be read, and only the noise of such a bug hides that it is near. Two faults are
-    # seldom a variant of one known bug.
-    seen = diagnose(
-        target.capabilities,
-        [one.problem.call],
-        [one.outputs[0]],
-        variants=len(found.faults) < 2,
-        rounding=not found.faults,
-        far="never" if found.faults else "if none is near",
-    )
-    if seen is None or seen.named is None or seen.named.mutant is None:
-        return None
-    mutant = seen.named.mutant
     return {"id": mutant.id, "title": mutant.title, "links": list(mutant.links)}
