@@ -84,6 +84,13 @@ def test_nothing_is_searched_for_long_if_a_known_bug_has_the_results(monkeypatch
     assert 0 < evaluations(found) < 2_000
 
 
+@pytest.mark.parametrize("thorough", [False, True])
+def test_each_problem_is_shown_before_it_is_run(thorough):
+    shown = []
+    found = explained(ring_with("ring-direction"), thorough=thorough, progress=shown.append)
+    assert shown == [one.problem.id for one in found.runs]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [id for id, one in BUGS.items() if "readings" in one])
 def test_each_stored_bug_is_explained_by_what_is_stored(bug):

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ringspec.cli.shared import output
+from ringspec.cli.shared.progress import trying
 from ringspec.conformance.run.opening import close, opened
 from ringspec.conformance.target.project import target_or_default
 
@@ -30,9 +31,13 @@ def run(target: str | None, timeout: float, thorough: bool, as_json: bool) -> No
     try:
         from ringspec.conformance.run.explain import explain_target
 
-        name, told = found.name, explain_target(found, thorough=thorough)
+        with trying("read", wanted=not as_json) as show:
+            told = explain_target(
+                found, thorough=thorough, progress=lambda id: show(id.partition("/")[2])
+            )
     finally:
         close(found)
+    name = found.name
     if as_json:
         output.show_json({"target": {"name": name, "spec": spec}, **told.as_dict()})
     else:

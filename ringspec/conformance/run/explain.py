@@ -8,11 +8,13 @@ that computes only single blocks is read first as one block, and then as a ring 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
+
+from threadpoolctl import threadpool_limits
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.block_words import (
@@ -79,6 +81,7 @@ class Search:
 
     thorough: bool
     catalogue: bool
+    progress: Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -190,20 +193,21 @@ def explain_target(
     *,
     thorough: bool = False,
     catalogue: bool = True,
+    progress: Callable[[str], None] = lambda problem: None,
 ) -> Explained:
     """Run a target on a few problems that it claims, and read what it computes.
 
     Problems of a feature, such as documents or sinks, are run only if the others are right. If the target fails,
     nothing is raised: the result says which problems have no results, and why. ``thorough``: search three times as long
     before a problem counts as unexplained. ``catalogue``: if a known bug gives the results of a problem, try first what
-    is stored for this bug.
+    is stored for this bug. ``progress`` is called with the id of each problem before it is run.
 
     >>> from ringspec.conformance.targets.reference import reference_float32
     >>> explain_target(reference_float32).right
     True
     """
     claims = target.capabilities
-    how = Search(thorough, catalogue)
+    how = Search(thorough, catalogue, progress)
     if computes_blocks(claims):
         return explain_block(target, how)
     of_heads = next(filter(simple, explained_in_heads(target, how)), None)
@@ -298,6 +302,19 @@ def explanation(
     notes: Sequence[str] = (),
 ) -> Explained:
     """Combine what was read from the problems; ``reason``: why there are none. ``bugs``: None if no known bug is looked for."""
+    with one_thread():
+        return explanation_of(made, bugs, reason, made_of, notes)
+
+
+def one_thread() -> threadpool_limits:
+    """Return a context in which matrix products use one thread: those of a small ring are too small for more."""
+    return threadpool_limits(1, user_api="blas")
+
+
+def explanation_of(
+    made: Sequence[Run], bugs: KnownBugs | None, reason: str, made_of: str, notes: Sequence[str]
+) -> Explained:
+    """Do what :func:`explanation` does."""
     runs = agreed(made)
     if not runs:
         return Explained((), unread=reworded(reason, made_of), made_of=made_of)
@@ -350,6 +367,7 @@ def runs_of(
         of_one = EVALUATIONS_IF_KNOWN if known else EVALUATIONS_OF_ONE * longer
         most = max(LEAST * longer, min(left, of_one))
         share = most / EVALUATIONS if unexplained < (1 if known else MOST_UNEXPLAINED) else 0.0
+        how.progress(problem.id)
         made.append(run_problem(target, problem, readings, share, stored))
         reading = made[-1].reading
         left -= reading.evaluations if reading else 0
@@ -427,7 +445,8 @@ def run_problem(
     except Stop as stop:
         return Run(problem, stopped=f"{stop.outcome}: {first_line(stop)}")
     stored = None if bugs is None else partial(bugs.stored, problem)
-    reading = read_proven(problem, outputs, earlier, share, stored)
+    with one_thread():
+        reading = read_proven(problem, outputs, earlier, share, stored)
     if problem.call.workers == 1:
         reading = without_ring(reading)
     return Run(problem, reading, tuple(problem.results(outputs)))
