@@ -31,14 +31,15 @@ def stored_of(mutant: Mutant) -> dict[str, Any]:
     target.capabilities = replace(target.capabilities, circulations=CIRCULATIONS)
     with np.errstate(all="ignore"):
         found = explain.explain_target(target, catalogue=False)
-    readings = [x for one in found.runs if (x := one.reading) and x.explained and x.evaluations]
     told = {*found.told.explained, *found.told.others}
-    kept = [x for x in readings if x.problem in told and not any(map(of_rounding, x.passes))]
+    searched = [(one.problem, x) for one in found.runs if (x := one.reading) and x.evaluations]
+    kept = [
+        known_bugs.as_stored(problem, x)
+        for problem, x in searched
+        if not any(map(of_rounding, x.passes)) and (problem.id in told or not x.explained)
+    ]
     whole = found.wrong and len(told) == found.wrong
-    stored = {
-        "sentences": list(found.told.sentences) if whole else [],
-        "readings": known_bugs.as_stored(kept),
-    }
+    stored = {"sentences": list(found.told.sentences) if whole else [], "readings": kept}
     return {name: x for name, x in stored.items() if x}
 
 

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from operator import itemgetter
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.backward_search import SAME, SAVED
@@ -21,7 +20,7 @@ from ringspec.conformance.readout.hints import ROUNDING
 from ringspec.conformance.readout.infinite_rows import by_infinite_rows
 from ringspec.conformance.readout.kinds import listing
 from ringspec.conformance.readout.masks import SIZES, in_single_sizes, with_more_sizes
-from ringspec.conformance.readout.not_finite import GRADIENTS, NOT_FINITE, RESULTS
+from ringspec.conformance.readout.not_finite import NOT_FINITE, RESULTS
 from ringspec.conformance.readout.problems import (
     BACKWARDS,
     MORE_WORKERS,
@@ -39,8 +38,8 @@ from ringspec.conformance.target.protocol import Call
 
 MOST_NAMED = 3  # problems in a sentence; one more if it is the last
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
-# The largest share of a search in a problem with the results of a known bug, for which no search has found anything.
-SHARE_IF_KNOWN = 0.03
+# The largest share of a search in a problem in which a search for a known bug with the same results found nothing.
+SHARE_AGAIN = 0.015
 OF_TILES = re.compile(r"\btiles? of \d")
 # They may be a short last tile.
 OF_LAST = re.compile(r"for the last \d+ (queries|keys) of a worker")
@@ -63,10 +62,10 @@ NOT_PROVED = "a change that gives the numbers of this readout was found, but it 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a search once found for known bugs; ``same``: whether one of them gives the results of the problem."""
+    """What a search once found in a problem for known bugs; ``in_vain``: whether it found nothing for one of them."""
 
     readings: tuple[Reading, ...] = ()
-    same: bool = False
+    in_vain: bool = False
 
 
 def read_proven(
@@ -92,7 +91,7 @@ def read_proven(
         same = read_as_stored(problem, outputs, bugs.readings)
         if same is not None:
             return same
-        share = min(share, SHARE_IF_KNOWN) if bugs.same else share
+        share = min(share, SHARE_AGAIN) if bugs.in_vain else share
         known = dict.fromkeys(faults for one in earlier for faults in explained_sets(one))
         names = list(known)[::-1]
         found = read(problem, outputs[0], share, outputs[1], names)
@@ -102,10 +101,10 @@ def read_proven(
         rounded = rounded_inputs(problem.proof, outputs[1]) if expressible(problem.proof) else None
         forward, backward = rounded or (PassRead(left=NOT_RANDOM), None)
         return Reading(problem.id, False, forward, backward, evaluations=1)
-    if found.forward and NOT_FINITE in found.forward.left and expressible(problem.call):
-        return proven(by_infinite_rows(problem, found, outputs[0]), problem, outputs[1])
     if not share:
         return found
+    if found.forward and NOT_FINITE in found.forward.left and expressible(problem.call):
+        return proven(by_infinite_rows(problem, found, outputs[0]), problem, outputs[1])
     shown = proven(found, problem, outputs[1])
     if shown.explained or not found.explained:
         return shown
@@ -187,29 +186,21 @@ def read_as(
 def read_as_stored(
     problem: Problem, outputs: Sequence[Outputs], stored: Sequence[Reading]
 ) -> Reading | None:
-    """Return the simplest of the ``stored`` readings that explain the results of a problem's two calls; None without one.
+    """Return the first of the ``stored`` readings that explains the results of a problem's two calls; None without one.
 
-    Of its sets of faults, those are kept that do. If all have a fault that this problem does not show, or that has the
-    same effect in it as a simpler one, there is none.
+    Of its sets of faults, those are kept that do.
     """
     calls = problem.call, problem.proof
     if not all(map(expressible, calls)):
         return None
-    if not set(GRADIENTS) & outputs[0].keys():
-        stored = [dataclasses.replace(one, backward=None) for one in stored]
-    replayed = [replay_of(call, got) for call, got in zip(calls, outputs, strict=True)]
-    found = []
     for one in stored:
-        fitting: Reading | None = dataclasses.replace(one, problem=problem.id, evaluations=1)
-        for each in replayed:
-            if fitting is not None and fitting.explained:
-                fitting = that_fits(fitting, each)
-        if fitting is not None and fitting.explained:
-            first = told([fitting])
-            left = needed(list(first.faults), first.base, calls, outputs)
-            if len(left) == len(first.faults) and replayed[0].tells_apart(left):
-                found.append((sum(fault.cost for fault in left), fitting))
-    return min(found, key=itemgetter(0))[1] if found else None
+        found: Reading | None = one
+        for call, got in zip(calls, outputs, strict=True):
+            if found is not None and found.explained:
+                found = that_fits(found, replay_of(call, got))
+        if found is not None and found.explained:
+            return found
+    return None
 
 
 def needed(

@@ -165,12 +165,6 @@ class Replayed:
             or any(ring.fault(fault.name) is not None for ring in self.rings[0])
         ]
 
-    def tells_apart(self, faults: Sequence[Named]) -> bool:
-        """Return whether no simpler kind of fault has the same effect as one of these in some ring of this call."""
-        return any(
-            all(map(ring.tells_apart, (one.name for one in faults))) for ring in self.rings[0]
-        )
-
     def nearer(
         self, entry: int, made: Iterable[Made], phase: str, rounded: Collection[str]
     ) -> Compared:

@@ -84,10 +84,6 @@ class RingOf:
             self.known[name] = fault_named(self.given.geometry, self.masks, name)
         return self.known[name]
 
-    def tells_apart(self, name: Name) -> bool:
-        """Return whether there is a fault with this name, of a kind that no simpler one has the effect of."""
-        return fault_named(self.given.geometry, self.masks, name, distinct=True) is not None
-
     def reduced(self, faults: Sequence[Named], number: int) -> Named:
         """Return fault ``number`` without the choices that later faults change again; as it is if no kind does only that."""
         named = faults[number]

@@ -67,8 +67,6 @@ from ringspec.conformance.target.protocol import Target
 # MOST_UNEXPLAINED were not explained, others are not searched: what was not found in these is not found there, either.
 EVALUATIONS_OF_ALL, EVALUATIONS_OF_ONE, LEAST = 22_500.0, 14_000.0, 1_000.0
 MOST_UNEXPLAINED = 3
-# In one problem, if a known bug has the results of an earlier one; then nothing is searched after an unexplained one.
-EVALUATIONS_IF_KNOWN = 3_000.0
 THOROUGH = 3.0  # times as many evaluations in a thorough search
 TOLD_IF_NOT_READ = ("layouts", "circulations", "directions", "masks", "features")
 MOST_AGREED = 3  # explanations of later problems by which a problem is read again
@@ -362,11 +360,9 @@ def runs_of(
         ):
             continue
         readings = [run.reading for run in (*earlier, *made) if run.reading]
+        most = max(LEAST * longer, min(left, EVALUATIONS_OF_ONE * longer))
+        share = most / EVALUATIONS if unexplained < MOST_UNEXPLAINED else 0.0
         stored = bugs if how.catalogue and not how.thorough else None
-        known = stored is not None and stored.found
-        of_one = EVALUATIONS_IF_KNOWN if known else EVALUATIONS_OF_ONE * longer
-        most = max(LEAST * longer, min(left, of_one))
-        share = most / EVALUATIONS if unexplained < (1 if known else MOST_UNEXPLAINED) else 0.0
         how.progress(problem.id)
         made.append(run_problem(target, problem, readings, share, stored))
         reading = made[-1].reading

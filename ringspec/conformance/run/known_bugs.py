@@ -1,15 +1,15 @@
 """Name the known bug that gives a target's results, and read these results by what a search once found for this bug.
 
-A search for faults can take many seconds, and for a known bug its result is always the same. So ``known_bugs.json``
-contains the readings of each known bug; ``docs/readouts.py`` writes it. The readings of a bug that gives the results of
-a problem are tried before a search. As those of a search, they count only if a ring with exactly their faults gives the
-results of both calls of the problem.
+A search for faults can take many seconds, and in one problem its result for a known bug is always the same. So
+``known_bugs.json`` contains what was found for each known bug in each problem that was searched; ``docs/readouts.py``
+writes it. If a known bug gives the results of a target, this is tried before a search. As what a search finds, it counts
+only if a ring with exactly these faults gives the results of both calls of the problem.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -25,9 +25,7 @@ from ringspec.conformance.readout.told import Told
 from ringspec.conformance.target.capabilities import Capabilities
 
 FILE = "known_bugs.json"
-FEWEST_WORKERS = (
-    3  # in rings of fewer, simpler faults than the stored ones may have the same effect
-)
+COMPLETE = frozenset({"o", "lse", "dq", "dk", "dv"})  # with fewer results, other faults fit as well
 
 
 class KnownBugs:
@@ -39,25 +37,21 @@ class KnownBugs:
     def __init__(self, claims: Capabilities) -> None:
         self.claims = claims
         self.views: dict[str, list[View]] = {}
-        # Of the bugs with the results of the first problem that failed, and its id if there are any; None before it.
-        self.readings: tuple[Reading, ...] | None = None
-        self.shown_by = ""
-
-    @property
-    def found(self) -> bool:
-        """Tell whether a known bug has the results of the first problem that failed."""
-        return bool(self.shown_by)
+        # Those with the results of the first problem that failed; None before it.
+        self.bugs: tuple[str, ...] | None = None
 
     def stored(self, problem: Problem, outputs: Outputs) -> Stored:
-        """Return the stored readings of the bugs with the results of the first problem for which this is called."""
-        if problem.call.workers < FEWEST_WORKERS:
-            return Stored()
-        if self.readings is None:
+        """Return what is stored, for a problem, of the bugs with the results of the first problem for which this is called."""
+        if self.bugs is None:
             seen = self.diagnosis(problem, outputs, variants=False)
             named = () if seen is None or seen.named is None else (seen.named, *seen.alike)
-            self.shown_by = problem.id if named else ""
-            self.readings = tuple(one for bug in named for one in readings_of(bug.id))
-        return Stored(self.readings, self.shown_by == problem.id)
+            self.bugs = tuple(one.id for one in named)
+        if not outputs.keys() >= COMPLETE:
+            return Stored()
+        found = [one for bug in self.bugs for one in readings_of(bug) if of_problem(one, problem)]
+        readings = tuple(map(reading_from, found))
+        explained = tuple(one for one in readings if one.explained)
+        return Stored(explained, len(explained) < len(readings))
 
     def named(self, problem: Problem, outputs: Outputs, told: Told) -> Mutant | None:
         """Return the known bug with the results of a problem that has the explanation ``told``; None without one."""
@@ -90,12 +84,9 @@ class KnownBugs:
         return diagnose(*given, variants=variants, rounding=rounding, far=far, views=views)
 
 
-def readings_of(bug: str) -> list[Reading]:
-    """Return the stored readings of a known bug, as if they were those of a problem with its id; none if none are stored."""
-    return [
-        Reading(bug, False, pass_from("forward", one), pass_from("backward", one))
-        for one in of_bugs().get(bug, {}).get("readings", ())
-    ]
+def readings_of(bug: str) -> list[dict[str, Any]]:
+    """Return the stored readings of a known bug as plain data."""
+    return list(of_bugs().get(bug, {}).get("readings", ()))
 
 
 @cache
@@ -106,27 +97,41 @@ def of_bugs() -> dict[str, Any]:
     return found
 
 
-def pass_from(phase: str, data: Mapping[str, Any]) -> PassRead | None:
-    if data[phase] is None:
+def of_problem(data: Mapping[str, Any], problem: Problem) -> bool:
+    """Return whether stored data is that of a problem with the same ring and as many heads."""
+    return (data["problem"], data["shape"]) == (problem.id, shape_of(problem))
+
+
+def shape_of(problem: Problem) -> list[int]:
+    geometry = problem.pairs.geometry
+    return [geometry.workers, geometry.heads, geometry.group, geometry.slots]
+
+
+def reading_from(data: Mapping[str, Any]) -> Reading:
+    """Return a stored reading; it is unexplained if nothing was found."""
+    forward, backward = (pass_from(phase, data[phase]) for phase in ("forward", "backward"))
+    return Reading(data["problem"], False, forward, backward, evaluations=1)
+
+
+def pass_from(phase: str, data: Mapping[str, Any] | None) -> PassRead | None:
+    if data is None:
         return None
-    sets = tuple(tuple(Named(phase, *fault) for fault in faults) for faults in data[phase]["sets"])
-    return PassRead(sets, base=data[phase]["base"])
+    sets = tuple(tuple(Named(phase, *fault) for fault in faults) for faults in data["sets"])
+    return PassRead(sets, base=data["base"])
 
 
-def as_stored(readings: Sequence[Reading]) -> list[dict[str, Any]]:
-    """Return explained readings as plain data that :func:`readings_of` reads; equal ones once."""
-    found: list[dict[str, Any]] = []
-    for one in readings:
-        data = {
-            phase: part
-            and {
-                "sets": [
-                    [[x.kind, x.place, x.cost, x.hint] for x in faults] for faults in simplest(part)
-                ],
-                "base": part.base,
-            }
-            for phase, part in (("forward", one.forward), ("backward", one.backward))
-        }
-        if data not in found:
-            found.append(data)
-    return found
+def as_stored(problem: Problem, reading: Reading) -> dict[str, Any]:
+    """Return what :func:`reading_from` reads: an explained reading, or that nothing was found in a problem."""
+
+    def data(part: PassRead | None) -> dict[str, Any] | None:
+        if part is None or not reading.explained:
+            return None
+        sets = [[[x.kind, x.place, x.cost, x.hint] for x in one] for one in simplest(part)]
+        return {"sets": sets, "base": part.base}
+
+    return {
+        "problem": problem.id,
+        "shape": shape_of(problem),
+        "forward": data(reading.forward),
+        "backward": data(reading.backward),
+    }
