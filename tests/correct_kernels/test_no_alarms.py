@@ -1,4 +1,7 @@
-"""No member of the collection is accused: a sample in every run, all of it with ``-m slow``."""
+"""No member of the collection is accused: a sample in every run, every case once with ``-m slow``.
+
+``run.py`` runs each noise case with twenty seeds, which takes hours.
+"""
 
 import dataclasses
 
@@ -15,7 +18,6 @@ from ringspec.conformance.cases import noise as noise_cases
 from ringspec.conformance.run.case import run_case
 
 ALL = tuple(MEMBERS)
-SEEDS = 20
 NOISE = [case.id for case in noise_cases.cases()]
 SAMPLE = "noise/causal-zigzag-w4-fp16"
 FEW = 128  # tokens of the sample; its predictions then take a tenth of the time
@@ -90,10 +92,9 @@ def test_a_merge_of_normalised_parts_in_float32_is_not_accused_of_single_element
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("id", NOISE)
-def test_no_member_is_accused_by_noise_of_twenty_seeds(id, seed):
-    assert told(run.done(noise(id, seed), ALL, WAYS)) == []
+def test_no_member_is_accused_by_noise(id):
+    assert told(run.done(noise(id, 0), ALL, WAYS)) == []
 
 
 @pytest.mark.parametrize(
