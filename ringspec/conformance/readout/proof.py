@@ -39,7 +39,7 @@ from ringspec.conformance.target.protocol import Call
 MOST_NAMED = 3  # problems in a sentence; one more if it is the last
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
 # The largest share of a search in a problem in which a search for a known bug with the same results found nothing.
-SHARE_AGAIN = 0.015
+SHARE_AGAIN = 0.006
 OF_TILES = re.compile(r"\btiles? of \d")
 # They may be a short last tile.
 OF_LAST = re.compile(r"for the last \d+ (queries|keys) of a worker")

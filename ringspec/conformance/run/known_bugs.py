@@ -37,24 +37,30 @@ class KnownBugs:
     def __init__(self, claims: Capabilities) -> None:
         self.claims = claims
         self.views: dict[str, list[View]] = {}
-        # Those with the results of the first problem that failed; None before it.
-        self.bugs: tuple[str, ...] | None = None
+        # Those with the results of the first problem that failed, and its id; None before it.
+        self.bugs: tuple[Mutant, ...] | None = None
+        self.first = ""
 
     def stored(self, problem: Problem, outputs: Outputs) -> Stored:
         """Return what is stored, for a problem, of the bugs with the results of the first problem for which this is called."""
         if self.bugs is None:
             seen = self.diagnosis(problem, outputs, variants=False)
             named = () if seen is None or seen.named is None else (seen.named, *seen.alike)
-            self.bugs = tuple(one.id for one in named)
+            self.bugs = tuple(one.mutant for one in named if one.mutant is not None)
+            self.first = problem.id
         if not outputs.keys() >= COMPLETE:
             return Stored()
-        found = [one for bug in self.bugs for one in readings_of(bug) if of_problem(one, problem)]
+        found = [
+            one for bug in self.bugs for one in readings_of(bug.id) if of_problem(one, problem)
+        ]
         readings = tuple(map(reading_from, found))
         explained = tuple(one for one in readings if one.explained)
         return Stored(explained, len(explained) < len(readings))
 
     def named(self, problem: Problem, outputs: Outputs, told: Told) -> Mutant | None:
         """Return the known bug with the results of a problem that has the explanation ``told``; None without one."""
+        if self.bugs and self.first == problem.id:
+            return self.bugs[0]
         # A rounding bug leaves no fault to be read, and only the noise of such a bug hides that it is near. Two faults
         # are seldom a variant of one known bug.
         seen = self.diagnosis(
