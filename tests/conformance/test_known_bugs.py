@@ -44,14 +44,14 @@ def stored_as(monkeypatch, bug, *readings):
 def test_what_a_search_found_is_stored_for_most_known_bugs_that_change_a_result():
     assert set(BUGS) <= set(MUTANTS)
     shown = [mutant.id for mutant in MUTANTS.values() if mutant.kills]
-    stored = {id: [known_bugs.reading_from(x) for x in known_bugs.readings_of(id)] for id in BUGS}
+    stored = {id: [known_bugs.reading_in(x) for x in known_bugs.readings_of(id)] for id in BUGS}
     of_shown = [stored.get(id, []) for id in shown]
     assert sum(any(one.explained for one in x) for x in of_shown) >= 0.7 * len(shown)
     assert any(not one.explained for x in of_shown for one in x)
 
 
 def test_no_rounding_is_stored_because_it_is_measured_in_each_problem():
-    stored = [known_bugs.reading_from(one) for id in BUGS for one in known_bugs.readings_of(id)]
+    stored = [known_bugs.reading_in(one) for id in BUGS for one in known_bugs.readings_of(id)]
     faults = [x for one in stored for part in one.passes for faults in part.sets for x in faults]
     assert faults and not any(is_rounding(one.kind) for one in faults)
 
@@ -69,7 +69,7 @@ def test_a_known_bug_is_explained_without_a_search_by_the_words_that_a_search_fi
 def test_what_is_stored_is_not_told_if_it_does_not_give_the_numbers(monkeypatch):
     bug = "ring-direction"
     right, (wrong, *_) = explained(ring_with(bug)), known_bugs.readings_of("log2-lse")
-    assert wrong["problem"] == right.runs[0].problem.id
+    assert wrong["reading"]["problem"] == right.runs[0].problem.id
     stored_as(monkeypatch, bug, wrong)
     found = explained(ring_with(bug))
     assert found.sentences == right.sentences and evaluations(found) > 1_000
@@ -78,7 +78,8 @@ def test_what_is_stored_is_not_told_if_it_does_not_give_the_numbers(monkeypatch)
 def test_what_is_stored_of_another_problem_or_shape_is_not_used(monkeypatch):
     bug = "ring-direction"
     (first, *_) = known_bugs.readings_of(bug)
-    for change in ({"problem": "readout/other"}, {"shape": [*first["shape"][:3], 9]}):
+    elsewhere = {"reading": first["reading"] | {"problem": "readout/other"}}
+    for change in (elsewhere, {"shape": [*first["shape"][:3], 9]}):
         stored_as(monkeypatch, bug, first | change)
         assert evaluations(explained(ring_with(bug))) > 1_000
 
@@ -95,9 +96,13 @@ def test_a_kernel_without_a_backward_pass_is_searched_and_not_told_of_one():
 def test_what_was_searched_in_vain_for_a_known_bug_is_not_searched_for_long(monkeypatch):
     bug = "lse-only-first-head"
     first = known_bugs.readings_of(bug)[0]
-    stored_as(monkeypatch, bug, first | {"forward": None, "backward": None})
+    nothing = first["reading"] | {"forward": None, "backward": None}
+    stored_as(monkeypatch, bug, first | {"reading": nothing})
     found = explained(ring_with(bug))
-    assert found.runs[0].problem.id == first["problem"] and not found.runs[0].reading.explained
+    assert (
+        found.runs[0].problem.id == first["reading"]["problem"]
+        and not found.runs[0].reading.explained
+    )
     assert 0 < found.runs[0].reading.evaluations < 1_500
 
 
@@ -119,5 +124,5 @@ def test_what_is_stored_of_a_bug_still_explains_it(bug):
     found = explained(target)
     for run in found.runs:
         stored = [x for x in known_bugs.readings_of(bug) if known_bugs.of_problem(x, run.problem)]
-        if any(known_bugs.reading_from(one).explained for one in stored):
+        if any(known_bugs.reading_in(one).explained for one in stored):
             assert run.reading.explained and run.reading.evaluations <= 1

@@ -8,6 +8,7 @@ only if a ring with exactly these faults gives the results of both calls of the 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -20,7 +21,7 @@ from ringspec.conformance.diagnose.match import Diagnosis, Far, diagnose, views_
 from ringspec.conformance.diagnose.mutants import Mutant
 from ringspec.conformance.readout.problems import Problem
 from ringspec.conformance.readout.proof import Stored, simplest
-from ringspec.conformance.readout.reading import Named, PassRead, Reading
+from ringspec.conformance.readout.reading import Reading, reading_from
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.target.capabilities import Capabilities
 
@@ -53,7 +54,7 @@ class KnownBugs:
         found = [
             one for bug in self.bugs for one in readings_of(bug.id) if of_problem(one, problem)
         ]
-        readings = tuple(map(reading_from, found))
+        readings = tuple(map(reading_in, found))
         explained = tuple(one for one in readings if one.explained)
         return Stored(explained, len(explained) < len(readings))
 
@@ -105,7 +106,7 @@ def of_bugs() -> dict[str, Any]:
 
 def of_problem(data: Mapping[str, Any], problem: Problem) -> bool:
     """Return whether stored data is that of a problem with the same ring and as many heads."""
-    return (data["problem"], data["shape"]) == (problem.id, shape_of(problem))
+    return (data["reading"]["problem"], data["shape"]) == (problem.id, shape_of(problem))
 
 
 def shape_of(problem: Problem) -> list[int]:
@@ -113,31 +114,14 @@ def shape_of(problem: Problem) -> list[int]:
     return [geometry.workers, geometry.heads, geometry.group, geometry.slots]
 
 
-def reading_from(data: Mapping[str, Any]) -> Reading:
-    """Return a stored reading; it is unexplained if nothing was found."""
-    forward, backward = (pass_from(phase, data[phase]) for phase in ("forward", "backward"))
-    return Reading(data["problem"], False, forward, backward, evaluations=1)
-
-
-def pass_from(phase: str, data: Mapping[str, Any] | None) -> PassRead | None:
-    if data is None:
-        return None
-    sets = tuple(tuple(Named(phase, *fault) for fault in faults) for faults in data["sets"])
-    return PassRead(sets, base=data["base"])
+def reading_in(data: Mapping[str, Any]) -> Reading:
+    """Return the reading in stored data; it is unexplained if nothing was found. It counts as searched."""
+    return dataclasses.replace(reading_from(data["reading"]), evaluations=1)
 
 
 def as_stored(problem: Problem, reading: Reading) -> dict[str, Any]:
-    """Return what :func:`reading_from` reads: an explained reading, or that nothing was found in a problem."""
-
-    def data(part: PassRead | None) -> dict[str, Any] | None:
-        if part is None or not reading.explained:
-            return None
-        sets = [[[x.kind, x.place, x.cost, x.hint] for x in one] for one in simplest(part)]
-        return {"sets": sets, "base": part.base}
-
-    return {
-        "problem": problem.id,
-        "shape": shape_of(problem),
-        "forward": data(reading.forward),
-        "backward": data(reading.backward),
-    }
+    """Return what :func:`reading_in` reads: an explained reading, or that nothing was found in a problem."""
+    parts = (reading.forward, reading.backward) if reading.explained else (None, None)
+    forward, backward = (x and dataclasses.replace(x, sets=simplest(x)) for x in parts)
+    kept = Reading(problem.id, False, forward, backward)
+    return {"shape": shape_of(problem), "reading": kept.as_dict()}
