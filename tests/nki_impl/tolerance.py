@@ -12,7 +12,9 @@ a score comes back in p; that of lse is kappa + |lse|.
 **Same order** (level 1: the simulator, whose order of summation is that of the recipe but inside one
 matrix product):
 
-- o of 16-bit inputs: at least 99 % of a rank bit-equal, the rest within 1 ulp of its type at the size
+- o of 16-bit inputs: at least 99 % of a rank bit-equal in bfloat16, 98 % in float16, the rest within 1 ulp
+  of its type at the size. BLAS decides the order inside a product, which float16 shows: in one run of 16
+  ranks, 98.8 to 99.8 % are equal
 - o of float32 inputs: as in any order, and the root mean square of all differences of a rank within
   1 predicted standard deviation
 - lse: within 4 ulp of float32 at the row scale, and 1 ulp of its own where its type is narrower
@@ -59,8 +61,9 @@ from .prediction import GRADIENTS, Named, Ring, backward, forward, gradients, re
 
 Array = NDArray[Any]
 PREDICTED = 768
-EQUAL, RMS, DEVIATIONS = 0.99, 0.5, 6.0
+RMS, DEVIATIONS = 0.5, 6.0
 RMS_FLOAT32, DEVIATIONS_FLOAT32 = 2 * RMS, 2 * DEVIATIONS
+EQUAL_SAME_ORDER = {"bfloat16": 0.99, "float16": 0.98}
 EQUAL_ANY_ORDER = {"bfloat16": 0.99, "float16": 0.96}
 LSE_ULPS = FLOAT32_ULPS = 4.0
 PART = 512  # query rows worked through at a time
@@ -265,7 +268,8 @@ def broken_same_order(one: Measured) -> list[str]:
         return wrong + over(one.beyond, 1.0, "of 4 ulp of float32 and 1 ulp of its type")
     assert one.deviations is not None and one.rms is not None
     if one.tensor == "o" and narrow:
-        wrong += [] if one.equal >= EQUAL else [f"{one.equal:.4f} bit-equal, due {EQUAL}"]
+        due = EQUAL_SAME_ORDER[one.format]
+        wrong += [] if one.equal >= due else [f"{one.equal:.4f} bit-equal, due {due}"]
         return wrong + over(one.ulps, 1.0, "ulp at the row's size")
     most, farthest = (RMS, DEVIATIONS) if narrow else (RMS_FLOAT32, DEVIATIONS_FLOAT32)
     if one.tensor == "o":
