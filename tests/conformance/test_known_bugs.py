@@ -114,6 +114,13 @@ def test_each_problem_is_shown_before_it_is_run(thorough):
     assert (evaluations(found) > 1_000) == thorough
 
 
+# Kernels in bf16. An element of the readout with a small sum is farther from the model ring's than a replay
+# allows (in the last one, from the known bug's own), so that a search explains them, with the same words.
+SEARCHED = {
+    "dkv-kept-on-skipped-steps", "dy-ignored", "ds-not-transposed", "lse-without-sinks", "lse-without-maximum",
+}  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [id for id, one in BUGS.items() if "readings" in one])
 def test_what_is_stored_of_a_bug_still_explains_it(bug):
@@ -125,4 +132,5 @@ def test_what_is_stored_of_a_bug_still_explains_it(bug):
     for run in found.runs:
         stored = [x for x in known_bugs.readings_of(bug) if known_bugs.of_problem(x, run.problem)]
         if any(known_bugs.reading_in(one).explained for one in stored):
-            assert run.reading.explained and run.reading.evaluations <= 1
+            assert run.reading.explained
+            assert run.reading.evaluations <= 1 or bug in SEARCHED
