@@ -18,6 +18,7 @@ from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.readout import backward_search, forward_search, geometry
 from ringspec.conformance.readout.backward_search import explain_backward
 from ringspec.conformance.readout.calls import given_of
+from ringspec.conformance.readout.chosen import problems_for
 from ringspec.conformance.readout.fault_sets import composed
 from ringspec.conformance.readout.forward_search import explain_forward
 from ringspec.conformance.readout.kinds import Fault
@@ -27,7 +28,6 @@ from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
-from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.proof import read_proven
 from ringspec.conformance.readout.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.reading import Named, PassRead, Reading

@@ -9,11 +9,13 @@ from ringspec.conformance.cases import readout
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely
+from ringspec.conformance.readout.chosen import problem_for
 from ringspec.conformance.readout.hints import hint_for
 from ringspec.conformance.readout.masks import masks_of
-from ringspec.conformance.readout.problems import SETTINGS, Problem, problem_for
+from ringspec.conformance.readout.problems import Problem
 from ringspec.conformance.readout.reading import reading_from
 from ringspec.conformance.readout.replay import explains
+from ringspec.conformance.readout.settings import SETTINGS
 from ringspec.conformance.readout.told import told
 from ringspec.conformance.readout.vocabulary import kinds_of
 from ringspec.conformance.report.junit import junit

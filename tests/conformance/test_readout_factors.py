@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from conformance.tiled_ring import TiledRing
 
+from ringspec.conformance.readout.left_words import size_text
 from ringspec.conformance.readout.matches import Match
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.read_factors import (
@@ -12,7 +13,6 @@ from ringspec.conformance.readout.read_factors import (
     most_frequent,
     number_in,
 )
-from ringspec.conformance.readout.reading import size_text
 from ringspec.conformance.run.explain import explain_target
 
 READ = "(a number read from the results)"

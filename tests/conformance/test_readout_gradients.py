@@ -8,7 +8,7 @@ import pytest
 from conformance.tiled_ring import TiledRing
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout.backward_search import of_whole_sums
+from ringspec.conformance.readout.backward_trials import of_whole_sums
 from ringspec.conformance.readout.kinds import Kind, at_counts
 from ringspec.conformance.readout.places import Place
 from ringspec.conformance.readout.product_kinds import REPLACED

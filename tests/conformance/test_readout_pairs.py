@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.diagnose.candidates import run_right
+from ringspec.conformance.readout.chosen import problem_for
 from ringspec.conformance.readout.geometry import Geometry, positions
 from ringspec.conformance.readout.masks import (
     masks_of,
@@ -14,7 +15,7 @@ from ringspec.conformance.readout.masks import (
     with_more_sizes,
 )
 from ringspec.conformance.readout.places import PAIRS, block_places, pairs_listed, place_named
-from ringspec.conformance.readout.problems import Setting, problem_for
+from ringspec.conformance.readout.settings import Setting
 from ringspec.conformance.readout.starts import widened
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.target import Capabilities

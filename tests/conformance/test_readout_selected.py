@@ -7,13 +7,9 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout import (
-    backward_search,
-    forward_search,
-    row_search,
-    tile_search,
-)
+from ringspec.conformance.readout import backward_trials, forward_search, row_search, tile_search
 from ringspec.conformance.readout.choices import OF_ALL
+from ringspec.conformance.readout.chosen import problems_for
 from ringspec.conformance.readout.geometry import WAYS
 from ringspec.conformance.readout.kinds import Fault
 from ringspec.conformance.readout.merges import OTHER_TOKENS
@@ -23,7 +19,6 @@ from ringspec.conformance.readout.model.merging import weights_of_blocks
 from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.pairs import Seen
 from ringspec.conformance.readout.places import joined
-from ringspec.conformance.readout.problems import problems_for
 from ringspec.conformance.readout.reader import Reader
 from ringspec.conformance.run.explain import run_problem
 from ringspec.conformance.targets.reference import REFERENCES
@@ -57,20 +52,20 @@ def test_a_local_fault_of_the_backward_pass_gives_at_its_place_what_it_gives_eve
     )
     noise = [x if x is None else x * rng.choice([1.0, 1.1], x.shape) for x in tables]
     seen = Seen(shown.weights, shown.lse, np.ones(shown.lse.shape), shown.through, *noise)
-    without = backward_search.with_kind(reader, seen, saved, right)
+    without = backward_trials.with_kind(reader, seen, saved, right)
     selected = 0
     with np.errstate(all="ignore"):
         for kind in [x for x in kinds if not x.slots & {*OF_ALL}][::80]:
             everywhere = Fault("backward", kind, places.blocks[0])
-            applied = backward_search.with_kind(reader, seen, saved, everywhere.applied(right))
-            attempt = backward_search.attempts(
+            applied = backward_trials.with_kind(reader, seen, saved, everywhere.applied(right))
+            attempt = backward_trials.attempts(
                 reader, seen, saved, right, without, applied, everywhere
             )
-            if attempt.func is backward_search.in_pairs_of:
+            if attempt.func is backward_trials.in_pairs_of:
                 selected += 1
                 for part in places.parts[selected % 5 + 1 :: 17]:
                     fault = Fault("backward", kind, joined(places.blocks[selected % 8], part))
-                    computed = backward_search.with_kind(reader, seen, saved, fault.applied(right))
+                    computed = backward_trials.with_kind(reader, seen, saved, fault.applied(right))
                     assert_same(attempt(fault), computed[1])
     assert selected > 10
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ringspec.conformance.readout.problems import Setting, problem_for
+from ringspec.conformance.readout.chosen import problem_for
+from ringspec.conformance.readout.settings import Setting
 from ringspec.conformance.run.explain import run_problem
 from ringspec.conformance.target import Capabilities
 

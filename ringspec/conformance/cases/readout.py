@@ -16,18 +16,11 @@ from typing import Any
 from ringspec.conformance.cases.calls import passes_for
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.cases.problems import Seen, judged
+from ringspec.conformance.readout.chosen import problem_for
 from ringspec.conformance.readout.evidence import picture_of
-from ringspec.conformance.readout.problems import (
-    BANDED,
-    CIRCULATIONS,
-    FEATURES,
-    REASON,
-    SETTINGS,
-    Problem,
-    Setting,
-    names_of,
-    problem_for,
-)
+from ringspec.conformance.readout.problems import REASON, Problem
+from ringspec.conformance.readout.settings import BANDED, CIRCULATIONS, FEATURES, SETTINGS, Setting
+from ringspec.conformance.readout.shapes import names_of
 from ringspec.conformance.target.capabilities import FORMATS, Capabilities, why_not
 from ringspec.conformance.target.protocol import Call
 

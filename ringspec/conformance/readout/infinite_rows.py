@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ringspec.conformance.cases.model import Outputs
-from ringspec.conformance.readout.backward_search import GRADIENT, SAME
 from ringspec.conformance.readout.masks import masks_of
 from ringspec.conformance.readout.merges import HIDDEN_TOO, INFINITE, WRONG
 from ringspec.conformance.readout.problems import Problem
-from ringspec.conformance.readout.reading import Named, PassRead, Reading, named
+from ringspec.conformance.readout.read_problem import named
+from ringspec.conformance.readout.reading import GRADIENT, SAME, Named, PassRead, Reading
 from ringspec.conformance.readout.replay import Replayed, replay_of
 from ringspec.conformance.readout.told import Told
 

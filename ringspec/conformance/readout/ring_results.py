@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ringspec.conformance.readout.backward_search import GRADIENT, SAME, SAVED, carried
+from ringspec.conformance.readout.backward_search import carried
 from ringspec.conformance.readout.calls import Given
 from ringspec.conformance.readout.choices import KERNELS, Choices, components, mixing
 from ringspec.conformance.readout.effects import STORED
@@ -38,7 +38,7 @@ from ringspec.conformance.readout.model.shares import (
 )
 from ringspec.conformance.readout.model.storing import held, stored
 from ringspec.conformance.readout.pairs import Pairs, products
-from ringspec.conformance.readout.reading import Named
+from ringspec.conformance.readout.reading import GRADIENT, SAME, SAVED, Named
 from ringspec.conformance.readout.rounding import is_rounding
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.readout.visible import Mask

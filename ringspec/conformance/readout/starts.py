@@ -131,7 +131,7 @@ def of_use(
     """Yield the kinds without those that correct no zero, so that they explain nothing, without an evaluation.
 
     Of the many rules about tiles, only those that correct the most zeros, and break the fewest, are yielded. ``zeros``:
-    for each matrix, the patterns with the choices so far and as observed (:func:`ringspec.conformance.readout.backward_search.zeros_of`).
+    for each matrix, the patterns with the choices so far and as observed (:func:`ringspec.conformance.readout.backward_match.zeros_of`).
     ``alone``: all kinds are of one matrix, and only those that change zeros are yielded.
     """
     if kinds is reader.kinds(phase):

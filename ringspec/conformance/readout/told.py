@@ -12,9 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringspec.conformance.readout import hints
-from ringspec.conformance.readout.backward_search import GRADIENT, SAME, SAVED
 from ringspec.conformance.readout.places import LISTED, PAIRS
-from ringspec.conformance.readout.reading import BY_ROUNDING, Named, PassRead, Reading
+from ringspec.conformance.readout.reading import (
+    BY_ROUNDING,
+    GRADIENT,
+    SAME,
+    SAVED,
+    Named,
+    PassRead,
+    Reading,
+)
 from ringspec.conformance.readout.rounding import is_rounding
 
 MOST_ALTERNATIVES = 2

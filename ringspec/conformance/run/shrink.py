@@ -20,7 +20,7 @@ from ringspec.compare.explain import explain_all
 from ringspec.conformance.cases.calls import passes_for
 from ringspec.conformance.cases.model import Outputs, RunCase
 from ringspec.conformance.cases.problems import Seen, judged
-from ringspec.conformance.readout.problems import problems_for
+from ringspec.conformance.readout.chosen import problems_for
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.replay import explains
 from ringspec.conformance.readout.told import Told, told
