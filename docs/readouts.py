@@ -16,7 +16,7 @@ import numpy as np
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget
 from ringspec.conformance.readout.reading import PassRead
-from ringspec.conformance.readout.rounding import is_rounding
+from ringspec.conformance.readout.search.rounding import is_rounding
 from ringspec.conformance.run import explain, known_bugs
 
 CIRCULATIONS = ("kv", "q", "gather")  # only those that a target states are read

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout.rounding import is_rounding
+from ringspec.conformance.readout.search.rounding import is_rounding
 from ringspec.conformance.run import known_bugs
 from ringspec.conformance.run.explain import explain_target
 

@@ -15,26 +15,27 @@ from conformance.tiled_ring import TiledRing
 from ringspec.cli import main
 from ringspec.cli.views.explain import lines
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout import backward_search, forward_search, geometry
-from ringspec.conformance.readout.backward_search import explain_backward
-from ringspec.conformance.readout.calls import given_of
-from ringspec.conformance.readout.chosen import problems_for
-from ringspec.conformance.readout.fault_sets import composed
-from ringspec.conformance.readout.forward_search import explain_forward
-from ringspec.conformance.readout.kinds import Fault
-from ringspec.conformance.readout.masks import masks_of, of_first_sizes
-from ringspec.conformance.readout.matches import ratio_steady
+from ringspec.conformance.readout.faults.kinds import Fault
+from ringspec.conformance.readout.faults.masks import masks_of, of_first_sizes
+from ringspec.conformance.readout.faults.places import LISTED, block_places, joined, part_places
 from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
-from ringspec.conformance.readout.pairs import Seen
-from ringspec.conformance.readout.places import LISTED, block_places, joined, part_places
-from ringspec.conformance.readout.proof import read_proven
-from ringspec.conformance.readout.reader import EVALUATIONS, Reader
+from ringspec.conformance.readout.problem import geometry
+from ringspec.conformance.readout.problem.calls import given_of
+from ringspec.conformance.readout.problem.chosen import problems_for
+from ringspec.conformance.readout.problem.pairs import Seen
+from ringspec.conformance.readout.proof.proof import read_proven
+from ringspec.conformance.readout.proof.replay import gives
+from ringspec.conformance.readout.proof.ring_results import RingOf, RingOfFaults
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
-from ringspec.conformance.readout.replay import gives
-from ringspec.conformance.readout.ring_results import RingOf, RingOfFaults
+from ringspec.conformance.readout.search import backward_search, forward_search
+from ringspec.conformance.readout.search.backward_search import explain_backward
+from ringspec.conformance.readout.search.fault_sets import composed
+from ringspec.conformance.readout.search.forward_search import explain_forward
+from ringspec.conformance.readout.search.matches import ratio_steady
+from ringspec.conformance.readout.search.reader import EVALUATIONS, Reader
+from ringspec.conformance.readout.search.vocabulary import every_kind, fault_named, kinds_of
 from ringspec.conformance.readout.told import Told, combined, unexplained
-from ringspec.conformance.readout.vocabulary import every_kind, fault_named, kinds_of
 from ringspec.conformance.run import explain
 from ringspec.conformance.run.explain import explain_target, run_problem
 from ringspec.conformance.target import Capabilities

@@ -13,10 +13,10 @@ from ringspec.cli import main
 from ringspec.conformance.readout.block_words import BLOCK as OF_BLOCKS
 from ringspec.conformance.readout.block_words import DENSE as OF_ONE
 from ringspec.conformance.readout.block_words import reworded
-from ringspec.conformance.readout.geometry import Geometry, positions
-from ringspec.conformance.readout.masks import masks_of
-from ringspec.conformance.readout.places import block_places, part_places, worker_places
-from ringspec.conformance.readout.vocabulary import kinds_of
+from ringspec.conformance.readout.faults.masks import masks_of
+from ringspec.conformance.readout.faults.places import block_places, part_places, worker_places
+from ringspec.conformance.readout.problem.geometry import Geometry, positions
+from ringspec.conformance.readout.search.vocabulary import kinds_of
 from ringspec.conformance.run.block_ring import ring_of_blocks
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import Reference

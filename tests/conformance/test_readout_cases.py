@@ -9,15 +9,15 @@ from ringspec.conformance.cases import readout
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely
-from ringspec.conformance.readout.chosen import problem_for
-from ringspec.conformance.readout.hints import hint_for
-from ringspec.conformance.readout.masks import masks_of
-from ringspec.conformance.readout.problems import Problem
+from ringspec.conformance.readout.faults.hints import hint_for
+from ringspec.conformance.readout.faults.masks import masks_of
+from ringspec.conformance.readout.problem.chosen import problem_for
+from ringspec.conformance.readout.problem.problems import Problem
+from ringspec.conformance.readout.problem.settings import SETTINGS
+from ringspec.conformance.readout.proof.replay import explains
 from ringspec.conformance.readout.reading import reading_from
-from ringspec.conformance.readout.replay import explains
-from ringspec.conformance.readout.settings import SETTINGS
+from ringspec.conformance.readout.search.vocabulary import kinds_of
 from ringspec.conformance.readout.told import told
-from ringspec.conformance.readout.vocabulary import kinds_of
 from ringspec.conformance.report.junit import junit
 from ringspec.conformance.report.lines import read_record
 from ringspec.conformance.report.report import Report, case_line, report_lines

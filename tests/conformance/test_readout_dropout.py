@@ -8,8 +8,8 @@ from conformance.feature_ring import Target, columns, right_drop
 from conformance.told_features import marked, named, told_of
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout.chosen import problem_for
-from ringspec.conformance.readout.settings import Setting
+from ringspec.conformance.readout.problem.chosen import problem_for
+from ringspec.conformance.readout.problem.settings import Setting
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import REFERENCES
 

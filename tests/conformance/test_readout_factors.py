@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from conformance.tiled_ring import TiledRing
 
-from ringspec.conformance.readout.left_words import size_text
-from ringspec.conformance.readout.matches import Match
-from ringspec.conformance.readout.pairs import Seen
-from ringspec.conformance.readout.read_factors import (
+from ringspec.conformance.readout.problem.pairs import Seen
+from ringspec.conformance.readout.search.left_words import size_text
+from ringspec.conformance.readout.search.matches import Match
+from ringspec.conformance.readout.search.read_factors import (
     in_words,
     kinds_of_number,
     most_frequent,

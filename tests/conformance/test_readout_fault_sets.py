@@ -5,18 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ringspec.conformance.readout.choices import KERNELS, OF_ALL, right_choices
-from ringspec.conformance.readout.fault_sets import (
+from ringspec.conformance.readout.faults.choices import KERNELS, OF_ALL, right_choices
+from ringspec.conformance.readout.faults.kinds import Fault, Kind
+from ringspec.conformance.readout.faults.places import Place
+from ringspec.conformance.readout.problem.geometry import Geometry, positions
+from ringspec.conformance.readout.search.fault_sets import (
     Search,
     composed,
     explain,
     undoes,
     with_every_size,
 )
-from ringspec.conformance.readout.forward_search import of_storing
-from ringspec.conformance.readout.geometry import Geometry, positions
-from ringspec.conformance.readout.kinds import Fault, Kind
-from ringspec.conformance.readout.places import Place
+from ringspec.conformance.readout.search.forward_search import of_storing
 
 GEOMETRY = Geometry(3, "kv", 1, "contiguous", positions("contiguous", 3, 4), True, None, 4, 2, 0.3)
 RIGHT = right_choices(GEOMETRY)

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout.chosen import problems_for
-from ringspec.conformance.readout.settings import LAYOUTS
+from ringspec.conformance.readout.problem.chosen import problems_for
+from ringspec.conformance.readout.problem.settings import LAYOUTS
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import REFERENCES
 

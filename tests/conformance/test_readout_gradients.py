@@ -8,10 +8,10 @@ import pytest
 from conformance.tiled_ring import TiledRing
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout.backward_trials import of_whole_sums
-from ringspec.conformance.readout.kinds import Kind, at_counts
-from ringspec.conformance.readout.places import Place
-from ringspec.conformance.readout.product_kinds import REPLACED
+from ringspec.conformance.readout.faults.kinds import Kind, at_counts
+from ringspec.conformance.readout.faults.places import Place
+from ringspec.conformance.readout.faults.product_kinds import REPLACED
+from ringspec.conformance.readout.search.backward_trials import of_whole_sums
 from ringspec.conformance.run.explain import explain_target
 
 

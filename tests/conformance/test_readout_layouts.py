@@ -5,7 +5,7 @@ import pytest
 from conformance.feature_ring import columns, right_bias, right_drop, with_layout
 from conformance.told_features import named, told_of
 
-from ringspec.conformance.readout.chosen import settings_for
+from ringspec.conformance.readout.problem.chosen import settings_for
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import REFERENCES
 

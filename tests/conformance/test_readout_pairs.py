@@ -6,17 +6,22 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.diagnose.candidates import run_right
-from ringspec.conformance.readout.chosen import problem_for
-from ringspec.conformance.readout.geometry import Geometry, positions
-from ringspec.conformance.readout.masks import (
+from ringspec.conformance.readout.faults.masks import (
     masks_of,
     of_first_sizes,
     shares_sizes,
     with_more_sizes,
 )
-from ringspec.conformance.readout.places import PAIRS, block_places, pairs_listed, place_named
-from ringspec.conformance.readout.settings import Setting
-from ringspec.conformance.readout.starts import widened
+from ringspec.conformance.readout.faults.places import (
+    PAIRS,
+    block_places,
+    pairs_listed,
+    place_named,
+)
+from ringspec.conformance.readout.problem.chosen import problem_for
+from ringspec.conformance.readout.problem.geometry import Geometry, positions
+from ringspec.conformance.readout.problem.settings import Setting
+from ringspec.conformance.readout.search.starts import widened
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from conformance.tiled_ring import inputs_of, over_group
 
-from ringspec.conformance.readout.chosen import problem_of
-from ringspec.conformance.readout.geometry import Geometry, positions
-from ringspec.conformance.readout.masks import masks_of
-from ringspec.conformance.readout.merge_formulas import LSES_MERGED, WEIGHTS
-from ringspec.conformance.readout.product_kinds import kept_tiles, overwritten_kinds
-from ringspec.conformance.readout.rounding import Values, how_rounded, is_rounding
-from ringspec.conformance.readout.settings import Setting
-from ringspec.conformance.readout.tile_rules import Tiling, rules_of_tiles
+from ringspec.conformance.readout.faults.masks import masks_of
+from ringspec.conformance.readout.faults.merge_formulas import LSES_MERGED, WEIGHTS
+from ringspec.conformance.readout.faults.product_kinds import kept_tiles, overwritten_kinds
+from ringspec.conformance.readout.faults.tile_rules import Tiling, rules_of_tiles
+from ringspec.conformance.readout.problem.chosen import problem_of
+from ringspec.conformance.readout.problem.geometry import Geometry, positions
+from ringspec.conformance.readout.problem.settings import Setting
+from ringspec.conformance.readout.search.rounding import Values, how_rounded, is_rounding
 from ringspec.conformance.run.explain import run_problem
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result

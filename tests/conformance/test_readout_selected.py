@@ -7,19 +7,24 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.readout import backward_trials, forward_search, row_search, tile_search
-from ringspec.conformance.readout.choices import OF_ALL
-from ringspec.conformance.readout.chosen import problems_for
-from ringspec.conformance.readout.geometry import WAYS
-from ringspec.conformance.readout.kinds import Fault
-from ringspec.conformance.readout.merges import OTHER_TOKENS
+from ringspec.conformance.readout.faults.choices import OF_ALL
+from ringspec.conformance.readout.faults.kinds import Fault
+from ringspec.conformance.readout.faults.merges import OTHER_TOKENS
+from ringspec.conformance.readout.faults.places import joined
 from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
 from ringspec.conformance.readout.model.merging import weights_of_blocks
 from ringspec.conformance.readout.model.scores import scores_of_pairs
-from ringspec.conformance.readout.pairs import Seen
-from ringspec.conformance.readout.places import joined
-from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.problem.chosen import problems_for
+from ringspec.conformance.readout.problem.geometry import WAYS
+from ringspec.conformance.readout.problem.pairs import Seen
+from ringspec.conformance.readout.search import (
+    backward_trials,
+    forward_search,
+    row_search,
+    tile_search,
+)
+from ringspec.conformance.readout.search.reader import Reader
 from ringspec.conformance.run.explain import run_problem
 from ringspec.conformance.targets.reference import REFERENCES
 

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 from conformance.tiled_ring import TiledRing
 
-from ringspec.conformance.readout.chosen import problem_of, settings_for
-from ringspec.conformance.readout.geometry import VISIBLE
-from ringspec.conformance.readout.masks import every_mask, right_mask
-from ringspec.conformance.readout.tile_places import tile_places, tiles_fitting
+from ringspec.conformance.readout.faults.masks import every_mask, right_mask
+from ringspec.conformance.readout.faults.tile_places import tile_places, tiles_fitting
+from ringspec.conformance.readout.problem.chosen import problem_of, settings_for
+from ringspec.conformance.readout.problem.geometry import VISIBLE
 from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import reference_float32
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conformance.tiled_ring import TiledRing, merged
 
-from ringspec.conformance.readout.geometry import WAYS, WHOLE, Geometry, positions
-from ringspec.conformance.readout.masks import every_mask
+from ringspec.conformance.readout.faults.masks import every_mask
+from ringspec.conformance.readout.problem.geometry import WAYS, WHOLE, Geometry, positions
 from ringspec.conformance.run.explain import explain_target
 
 LAYOUTS = ("contiguous", "zigzag", "striped")

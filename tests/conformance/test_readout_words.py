@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from ringspec.conformance.readout.calls import given_of
-from ringspec.conformance.readout.chosen import problem_of, settings_for
-from ringspec.conformance.readout.combined import with_sizes_that_hold
-from ringspec.conformance.readout.fault_sets import undoes
-from ringspec.conformance.readout.kinds import Fault
-from ringspec.conformance.readout.proof import needed
-from ringspec.conformance.readout.reader import Reader
+from ringspec.conformance.readout.faults.kinds import Fault
+from ringspec.conformance.readout.problem.calls import given_of
+from ringspec.conformance.readout.problem.chosen import problem_of, settings_for
+from ringspec.conformance.readout.proof.combined import with_sizes_that_hold
+from ringspec.conformance.readout.proof.proof import needed
+from ringspec.conformance.readout.proof.ring_results import RingOf
 from ringspec.conformance.readout.reading import SAME, Named
-from ringspec.conformance.readout.ring_results import RingOf
+from ringspec.conformance.readout.search.fault_sets import undoes
+from ringspec.conformance.readout.search.reader import Reader
 from ringspec.conformance.readout.told import SAME_SCORES, Told, base_in_words
 from ringspec.conformance.targets.reference import reference_float32
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ringspec.conformance.readout.chosen import problem_for
-from ringspec.conformance.readout.settings import Setting
+from ringspec.conformance.readout.problem.chosen import problem_for
+from ringspec.conformance.readout.problem.settings import Setting
 from ringspec.conformance.run.explain import run_problem
 from ringspec.conformance.target import Capabilities
 

@@ -1,7 +1,7 @@
 """Readouts: cases whose results show the weight of each query and key, so that a failure can be explained.
 
 A readout makes two calls of the target, the program under test. The inputs of the first call are such that the weights
-can be read from its results (:mod:`ringspec.conformance.readout.pairs`). A second call with random inputs checks what
+can be read from its results (:mod:`ringspec.conformance.readout.problem.pairs`). A second call with random inputs checks what
 was read. If the target does not claim the number of workers, head ratio or format of a readout, a claimed one is used
 instead.
 """
@@ -16,11 +16,17 @@ from typing import Any
 from ringspec.conformance.cases.calls import passes_for
 from ringspec.conformance.cases.model import Judgement, Outputs, RunCase
 from ringspec.conformance.cases.problems import Seen, judged
-from ringspec.conformance.readout.chosen import problem_for
 from ringspec.conformance.readout.evidence import picture_of
-from ringspec.conformance.readout.problems import REASON, Problem
-from ringspec.conformance.readout.settings import BANDED, CIRCULATIONS, FEATURES, SETTINGS, Setting
-from ringspec.conformance.readout.shapes import names_of
+from ringspec.conformance.readout.problem.chosen import problem_for
+from ringspec.conformance.readout.problem.problems import REASON, Problem
+from ringspec.conformance.readout.problem.settings import (
+    BANDED,
+    CIRCULATIONS,
+    FEATURES,
+    SETTINGS,
+    Setting,
+)
+from ringspec.conformance.readout.problem.shapes import names_of
 from ringspec.conformance.target.capabilities import FORMATS, Capabilities, why_not
 from ringspec.conformance.target.protocol import Call
 

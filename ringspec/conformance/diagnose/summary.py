@@ -29,12 +29,12 @@ from ringspec.conformance.diagnose.match import diagnose, pairs_of
 from ringspec.conformance.diagnose.mutants import MUTANTS, run_mutant
 from ringspec.conformance.diagnose.schemes import diagnosed_scheme
 from ringspec.conformance.judge.recipe import recipe_for
-from ringspec.conformance.readout.chosen import problem_for
-from ringspec.conformance.readout.problems import Problem
-from ringspec.conformance.readout.proof import read_proven
+from ringspec.conformance.readout.problem.chosen import problem_for
+from ringspec.conformance.readout.problem.problems import Problem
+from ringspec.conformance.readout.problem.settings import SETTINGS
+from ringspec.conformance.readout.proof.proof import read_proven
+from ringspec.conformance.readout.proof.replay import explains
 from ringspec.conformance.readout.reading import Reading, reading_from
-from ringspec.conformance.readout.replay import explains
-from ringspec.conformance.readout.settings import SETTINGS
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.report.records import FAILURES, Finding, Record
 from ringspec.conformance.target.capabilities import Capabilities

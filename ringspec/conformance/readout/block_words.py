@@ -14,7 +14,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from ringspec.conformance.readout import hints
+from ringspec.conformance.readout.faults import hints
 from ringspec.conformance.readout.reading import Named, Reading
 from ringspec.conformance.readout.told import in_other_words
 
@@ -151,7 +151,7 @@ def of_one_block(sets: Sequence[tuple[Named, ...]]) -> tuple[tuple[Named, ...], 
 
 
 def hint_without_ring(hint: str, made_of: str) -> str:
-    """Return a hint of :mod:`ringspec.conformance.readout.hints` for a target of another kind; 'ring' changes nothing."""
+    """Return a hint of :mod:`ringspec.conformance.readout.faults.hints` for a target of another kind; 'ring' changes nothing."""
     if made_of == HEADS:
         return hint and HINT_OF_HEADS
     return hint if made_of in (RING, GROUPS) else HINTS.get(hint, hint)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringspec.conformance.readout.places import PAIRS
+from ringspec.conformance.readout.faults.places import PAIRS
 
 # Words that describe a mistake in blocks, and the words for the same mistake in single pairs.
 # What a backward pass may compute instead of the gradient of attention.

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ringspec.conformance.readout import hints
-from ringspec.conformance.readout.places import LISTED, PAIRS
+from ringspec.conformance.readout.faults import hints
+from ringspec.conformance.readout.faults.places import LISTED, PAIRS
 from ringspec.conformance.readout.reading import (
     BY_ROUNDING,
     GRADIENT,
@@ -22,7 +22,7 @@ from ringspec.conformance.readout.reading import (
     PassRead,
     Reading,
 )
-from ringspec.conformance.readout.rounding import is_rounding
+from ringspec.conformance.readout.search.rounding import is_rounding
 
 MOST_ALTERNATIVES = 2
 MOST_OTHERS = 3  # problems with further faults

@@ -28,23 +28,23 @@ from ringspec.conformance.readout.block_words import (
     reworded,
     without_ring,
 )
-from ringspec.conformance.readout.chosen import problem_of, problems_for, settings_for
-from ringspec.conformance.readout.combined import (
+from ringspec.conformance.readout.faults.places import LISTED, PAIRS
+from ringspec.conformance.readout.problem.chosen import problem_of, problems_for, settings_for
+from ringspec.conformance.readout.problem.problems import Problem
+from ringspec.conformance.readout.problem.shapes import group_of
+from ringspec.conformance.readout.proof.combined import (
     proved,
     unrefuted,
     with_limits,
     with_others,
     with_rest,
 )
-from ringspec.conformance.readout.not_finite import NOT_FINITE
-from ringspec.conformance.readout.places import LISTED, PAIRS
-from ringspec.conformance.readout.problems import Problem
-from ringspec.conformance.readout.proof import NOT_RANDOM, read_as, read_proven
-from ringspec.conformance.readout.reader import EVALUATIONS
+from ringspec.conformance.readout.proof.proof import NOT_RANDOM, read_as, read_proven
+from ringspec.conformance.readout.proof.ways import with_ways
 from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.shapes import group_of
+from ringspec.conformance.readout.search.not_finite import NOT_FINITE
+from ringspec.conformance.readout.search.reader import EVALUATIONS
 from ringspec.conformance.readout.told import Told
-from ringspec.conformance.readout.ways import with_ways
 from ringspec.conformance.report.coverage import coverage_of, used_by
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringspec.conformance.readout.settings import LAYOUTS
+from ringspec.conformance.readout.problem.settings import LAYOUTS
 from ringspec.conformance.run.call import ask, outputs_of
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import as_seen

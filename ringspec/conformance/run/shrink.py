@@ -20,9 +20,9 @@ from ringspec.compare.explain import explain_all
 from ringspec.conformance.cases.calls import passes_for
 from ringspec.conformance.cases.model import Outputs, RunCase
 from ringspec.conformance.cases.problems import Seen, judged
-from ringspec.conformance.readout.chosen import problems_for
+from ringspec.conformance.readout.problem.chosen import problems_for
+from ringspec.conformance.readout.proof.replay import explains
 from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.replay import explains
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.report.records import Finding
 from ringspec.conformance.run.call import Stop, ask, outputs_of

@@ -1,6 +1,6 @@
 """A model of ring attention that works on matrices over pairs of tokens, in which every choice of a kernel is data.
 
-With the correct :class:`~ringspec.conformance.readout.choices.Choices` it computes softmax attention and its gradient; with others, what a wrong kernel does.
+With the correct :class:`~ringspec.conformance.readout.faults.choices.Choices` it computes softmax attention and its gradient; with others, what a wrong kernel does.
 
 A *pair* [a, b, h, i, j] is query i of worker a with key j of worker b in query head h. The matrix S contains the
 scores before the mask, G = <dy, v>, P the weights in the backward pass, and dS the gradient of the scores. A *row* is

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ringspec.conformance.readout.merges import State
+from ringspec.conformance.readout.faults.merges import State
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import DSINKS, KERNELS, Choices, components
+from ringspec.conformance.readout.faults.choices import DSINKS, KERNELS, Choices, components
 from ringspec.conformance.readout.model.arrays import chosen
 from ringspec.conformance.readout.model.forward import Forward, forward_pass
 from ringspec.conformance.readout.model.ring import Model

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import DROPS_IN_L, Choices, components
-from ringspec.conformance.readout.merges import over_group
+from ringspec.conformance.readout.faults.choices import DROPS_IN_L, Choices, components
+from ringspec.conformance.readout.faults.merges import over_group
 from ringspec.conformance.readout.model.arrays import chosen, nonzero, numbers_of_blocks
 from ringspec.conformance.readout.model.part_results import begun, with_lse
 from ringspec.conformance.readout.model.ring import Model

@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import FINISHES, LSES_GIVEN, Choices, components
-from ringspec.conformance.readout.merge_formulas import LN2
+from ringspec.conformance.readout.faults.choices import FINISHES, LSES_GIVEN, Choices, components
+from ringspec.conformance.readout.faults.merge_formulas import LN2
 from ringspec.conformance.readout.model.arrays import (
     chosen,
     log_of,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringspec.conformance.readout.choices import KERNELS, Choices
+from ringspec.conformance.readout.faults.choices import KERNELS, Choices
 from ringspec.conformance.readout.model.blocks import OF_WEIGHTS, blocks
 from ringspec.conformance.readout.model.forward import Forward
 from ringspec.conformance.readout.model.ring import Model

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import Choices
-from ringspec.conformance.readout.merges import AT_FIRST, MERGES, State, merge
+from ringspec.conformance.readout.faults.choices import Choices
+from ringspec.conformance.readout.faults.merges import AT_FIRST, MERGES, State, merge
 from ringspec.conformance.readout.model.arrays import (
     log_of,
     nonzero,

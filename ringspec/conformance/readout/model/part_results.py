@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringspec.conformance.readout.merge_formulas import LN2
+from ringspec.conformance.readout.faults.merge_formulas import LN2
+from ringspec.conformance.readout.faults.part_results import OF_HEADS, PART_LSES, Begins, PartLse
 from ringspec.conformance.readout.model.arrays import log_of, nonzero
 from ringspec.conformance.readout.model.ring import Model
-from ringspec.conformance.readout.part_results import OF_HEADS, PART_LSES, Begins, PartLse
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import OF_KEYS, Choices, components, right_choices
-from ringspec.conformance.readout.pairs import Pairs, kept
-from ringspec.conformance.readout.tile_rules import needs_mask
+from ringspec.conformance.readout.faults.choices import OF_KEYS, Choices, components, right_choices
+from ringspec.conformance.readout.faults.tile_rules import needs_mask
+from ringspec.conformance.readout.problem.pairs import Pairs, kept
 from ringspec.problem.model import Array, Booleans, Integers
 
 
@@ -21,7 +21,7 @@ class Model:
 
     ``masks`` are the patterns [a, b, 1, i, j] from which the choice ``mask`` selects by number, the correct one first.
     ``tokens`` are the orders of tokens from which ``o_tokens`` selects
-    (:func:`ringspec.conformance.readout.geometry.dealt_otherwise`).
+    (:func:`ringspec.conformance.readout.problem.geometry.dealt_otherwise`).
     """
 
     def __init__(self, pairs: Pairs, masks: Sequence[Booleans], tokens: Sequence[Integers]) -> None:

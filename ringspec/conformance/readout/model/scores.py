@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import CAP_SLOPES, CAPS, DROPS, Choices, components
+from ringspec.conformance.readout.faults.choices import CAP_SLOPES, CAPS, DROPS, Choices, components
 from ringspec.conformance.readout.model.arrays import chosen, nonzero
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.problem.model import Array, Booleans, Integers

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import (
+from ringspec.conformance.readout.faults.choices import (
     DROPS_IN_DS,
     DS_FORMS,
     DV_FORMS,
@@ -15,7 +15,8 @@ from ringspec.conformance.readout.choices import (
     Choices,
     components,
 )
-from ringspec.conformance.readout.merges import over_group
+from ringspec.conformance.readout.faults.merges import over_group
+from ringspec.conformance.readout.faults.tile_rules import visible_part
 from ringspec.conformance.readout.model.arrays import chosen, nonzero
 from ringspec.conformance.readout.model.forward import Forward
 from ringspec.conformance.readout.model.ring import Model
@@ -35,8 +36,7 @@ from ringspec.conformance.readout.model.statistics import (
     row_lse,
     summed,
 )
-from ringspec.conformance.readout.pairs import ELSEWHERE
-from ringspec.conformance.readout.tile_rules import visible_part
+from ringspec.conformance.readout.problem.pairs import ELSEWHERE
 from ringspec.problem.model import Array, Booleans, Integers
 from ringspec.spec.online_softmax import finite_shift
 

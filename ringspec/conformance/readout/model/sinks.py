@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import SINKS, Choices
-from ringspec.conformance.readout.merge_formulas import LN2
+from ringspec.conformance.readout.faults.choices import SINKS, Choices
+from ringspec.conformance.readout.faults.merge_formulas import LN2
 from ringspec.conformance.readout.model.arrays import chosen, log_sum, of_workers
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.problem.model import Array

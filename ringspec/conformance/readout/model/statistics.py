@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import (
+from ringspec.conformance.readout.faults.choices import (
     DELTAS,
     KEY_TILES,
     LSES,
@@ -15,8 +15,8 @@ from ringspec.conformance.readout.choices import (
     Tiles,
     components,
 )
-from ringspec.conformance.readout.merge_formulas import LN2
-from ringspec.conformance.readout.merges import over_group
+from ringspec.conformance.readout.faults.merge_formulas import LN2
+from ringspec.conformance.readout.faults.merges import over_group
 from ringspec.conformance.readout.model.arrays import chosen, log_of, nonzero
 from ringspec.conformance.readout.model.forward import Forward
 from ringspec.conformance.readout.model.merging import ends

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import BY_CAUSAL, OPEN, Choices, components, mixing
+from ringspec.conformance.readout.faults.choices import BY_CAUSAL, OPEN, Choices, components, mixing
 from ringspec.conformance.readout.model.ring import Model
-from ringspec.conformance.readout.pairs import ELSEWHERE
+from ringspec.conformance.readout.problem.pairs import ELSEWHERE
 from ringspec.problem.model import Array, Booleans, Integers
 
 

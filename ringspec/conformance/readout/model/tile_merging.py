@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ringspec.conformance.readout.choices import Choices, Tiles
-from ringspec.conformance.readout.merges import AT_FIRST, State, merge
+from ringspec.conformance.readout.faults.choices import Choices, Tiles
+from ringspec.conformance.readout.faults.merges import AT_FIRST, State, merge
 from ringspec.conformance.readout.model.arrays import nonzero, numbers_of_blocks, where_changed
 from ringspec.conformance.readout.model.part_results import begun, with_lse
 from ringspec.conformance.readout.model.ring import Model
