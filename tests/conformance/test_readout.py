@@ -21,10 +21,10 @@ from ringspec.conformance.readout.faults.places import LISTED, block_places, joi
 from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
 from ringspec.conformance.readout.problem import geometry
-from ringspec.conformance.readout.problem.calls import given_of
 from ringspec.conformance.readout.problem.chosen import problems_for
 from ringspec.conformance.readout.problem.pairs import Seen
-from ringspec.conformance.readout.proof.proof import read_proven
+from ringspec.conformance.readout.proof.calls import given_of
+from ringspec.conformance.readout.proof.read_proven import read_proven
 from ringspec.conformance.readout.proof.replay import gives
 from ringspec.conformance.readout.proof.ring_results import RingOf, RingOfFaults
 from ringspec.conformance.readout.reading import Named, PassRead, Reading

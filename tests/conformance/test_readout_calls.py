@@ -10,7 +10,7 @@ from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.diagnose.mutants.hooks import Hooks
 from ringspec.conformance.diagnose.mutants.mutant import REFERENCES, mutant
 from ringspec.conformance.readout.problem.geometry import Geometry, positions
-from ringspec.conformance.readout.proof.combined import proved
+from ringspec.conformance.readout.proof.all_problems import proved
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.search.not_finite import not_finite
 from ringspec.conformance.readout.told import Separate

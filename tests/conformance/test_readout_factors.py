@@ -5,7 +5,6 @@ import pytest
 from conformance.tiled_ring import TiledRing
 
 from ringspec.conformance.readout.problem.pairs import Seen
-from ringspec.conformance.readout.search.left_words import size_text
 from ringspec.conformance.readout.search.matches import Match
 from ringspec.conformance.readout.search.read_factors import (
     in_words,
@@ -13,6 +12,7 @@ from ringspec.conformance.readout.search.read_factors import (
     most_frequent,
     number_in,
 )
+from ringspec.conformance.readout.search.unexplained import size_text
 from ringspec.conformance.run.explain import explain_target
 
 READ = "(a number read from the results)"

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from ringspec.conformance.readout.faults.kinds import Fault
-from ringspec.conformance.readout.problem.calls import given_of
 from ringspec.conformance.readout.problem.chosen import problem_of, settings_for
-from ringspec.conformance.readout.proof.combined import with_sizes_that_hold
-from ringspec.conformance.readout.proof.proof import needed
+from ringspec.conformance.readout.proof.all_problems import with_sizes_that_hold
+from ringspec.conformance.readout.proof.calls import given_of
+from ringspec.conformance.readout.proof.read_proven import needed
 from ringspec.conformance.readout.proof.ring_results import RingOf
 from ringspec.conformance.readout.reading import SAME, Named
 from ringspec.conformance.readout.search.fault_sets import undoes

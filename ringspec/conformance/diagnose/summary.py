@@ -32,7 +32,7 @@ from ringspec.conformance.judge.recipe import recipe_for
 from ringspec.conformance.readout.problem.chosen import problem_for
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.problem.settings import SETTINGS
-from ringspec.conformance.readout.proof.proof import read_proven
+from ringspec.conformance.readout.proof.read_proven import read_proven
 from ringspec.conformance.readout.proof.replay import explains
 from ringspec.conformance.readout.reading import Reading, reading_from
 from ringspec.conformance.readout.told import Told, told

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.diagnose.candidates import run_right
-from ringspec.conformance.readout.problem.pairs import Seen, seen_in, without_padding
+from ringspec.conformance.readout.problem.pairs import Seen, joined, seen_in, without_padding
 from ringspec.conformance.readout.problem.problems import Problem
-from ringspec.conformance.readout.search.expected import joined
 from ringspec.formats import load
 from ringspec.problem.model import Array
 from ringspec.recipes import RECIPES

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ringspec.conformance.readout.faults.hints import hint_for
+from ringspec.conformance.readout.faults.kinds import Fault
 from ringspec.conformance.readout.faults.places import PAIRS
 
-# Words that describe a mistake in blocks, and the words for the same mistake in single pairs.
 # What a backward pass may compute instead of the gradient of attention.
 SAME = "The backward pass does the same."
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 SAVED = "The backward pass uses o and lse from before this mistake."
+# Words that describe a mistake in blocks, and the words for the same mistake in single pairs.
 OF_PAIRS = {
     "the block is not computed": "the scores are not computed",
     "the block is counted": "a pair is counted",
@@ -119,3 +121,8 @@ def pass_from(data: Mapping[str, Any] | None) -> PassRead | None:
         return None
     sets = tuple(tuple(Named(**fault) for fault in one) for one in data["sets"])
     return PassRead(sets, data["left"], data["base"])
+
+
+def in_words(fault: Fault) -> Named:
+    """Return a fault of the search in the form that a reading holds."""
+    return Named(*fault.name, round(fault.cost, 3), hint_for(fault.kind))

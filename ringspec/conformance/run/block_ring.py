@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringspec.conformance.cases.calls import call_of
+from ringspec.conformance.readout.faults.visible import seen as visible_pairs
 from ringspec.conformance.readout.problem.settings import DTYPES, FEATURES, LAYOUTS
-from ringspec.conformance.readout.problem.visible import seen as visible_pairs
 from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.target.capabilities import Capabilities, why_not
 from ringspec.conformance.target.conventions import as_seen

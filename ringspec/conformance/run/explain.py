@@ -32,14 +32,14 @@ from ringspec.conformance.readout.faults.places import LISTED, PAIRS
 from ringspec.conformance.readout.problem.chosen import problem_of, problems_for, settings_for
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.problem.shapes import group_of
-from ringspec.conformance.readout.proof.combined import (
+from ringspec.conformance.readout.proof.all_problems import (
     proved,
     unrefuted,
     with_limits,
     with_others,
     with_rest,
 )
-from ringspec.conformance.readout.proof.proof import NOT_RANDOM, read_as, read_proven
+from ringspec.conformance.readout.proof.read_proven import NOT_RANDOM, read_as, read_proven
 from ringspec.conformance.readout.proof.ways import with_ways
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.search.not_finite import NOT_FINITE

@@ -20,7 +20,7 @@ from ringspec.conformance.diagnose.candidates import View
 from ringspec.conformance.diagnose.match import Diagnosis, Far, diagnose, views_of
 from ringspec.conformance.diagnose.mutants import Mutant
 from ringspec.conformance.readout.problem.problems import Problem
-from ringspec.conformance.readout.proof.proof import Stored, simplest
+from ringspec.conformance.readout.proof.read_proven import Stored, simplest
 from ringspec.conformance.readout.reading import Reading, reading_from
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.target.capabilities import Capabilities

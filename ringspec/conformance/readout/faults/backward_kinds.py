@@ -35,8 +35,8 @@ from ringspec.conformance.readout.faults.product_kinds import (
 )
 from ringspec.conformance.readout.faults.sink_kinds import dsink_kinds
 from ringspec.conformance.readout.faults.sources import sources
+from ringspec.conformance.readout.faults.visible import Mask
 from ringspec.conformance.readout.problem.geometry import Geometry
-from ringspec.conformance.readout.problem.visible import Mask
 
 CAP_SLOPE_WORDS = {
     "none": "dS lacks the derivative of the soft cap",

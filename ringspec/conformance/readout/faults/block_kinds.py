@@ -20,8 +20,8 @@ from ringspec.conformance.readout.faults.masks import every_mask, numbers_of
 from ringspec.conformance.readout.faults.operands import Operand, of_tables
 from ringspec.conformance.readout.faults.product_kinds import DS_WORDS, IN_HIDDEN_PAIRS, blocks_left
 from ringspec.conformance.readout.faults.sources import ranges
+from ringspec.conformance.readout.faults.visible import Mask
 from ringspec.conformance.readout.problem.geometry import Geometry
-from ringspec.conformance.readout.problem.visible import Mask
 from ringspec.problem.model import Array, Booleans
 
 CAP_WORDS = {

@@ -137,60 +137,60 @@ class Tiles:
 class Choices:
     """All choices of a ring: ``of`` maps the name of each choice to its values.
 
-        ``own`` maps one of KERNELS to the values of choices that differ there; it is empty if none differ.
+    ``own`` maps one of KERNELS to the values of choices that differ there; it is empty if none differ.
 
-        Each use of a token takes three choices, the token's worker, head and slot: 'q.worker', 'q.head', 'q.slot'. The uses
-        are listed in OF_QUERIES and OF_KEYS.
+    Each use of a token takes three choices, the token's worker, head and slot: 'q.worker', 'q.head', 'q.slot'. The uses
+    are listed in OF_QUERIES and OF_KEYS.
 
-        For each pair or block:
-        ``computed``: the mask of the pairs in which a wrong form of dS is computed; -1: all pairs of a block with a visible one.
-        ``mask``: the number of a mask. ``value_mask``: the same for the products with v and dy; -1 is the mask in ``mask``.
-        ``hidden_score``: the score of a masked pair. ``times``: a factor on the score.
-        ``centred``: whether the mean over the block's keys is subtracted from the scores.
-        ``bias_times``: a factor on the bias.
-        ``drop``, ``drop_l``, ``drop_ds``: the mask of dropout, and its use in the row sums and in dS, as numbers in DROPS,
-        DROPS_IN_L and DROPS_IN_DS. ``drop_dv``: whether the product for dv lacks it. ``drop_times``: a factor on it.
-        ``count``: how often the pair is counted.
-        ``lse``, ``delta``: what the backward pass takes for lse and delta, as numbers in LSES and DELTAS.
-        ``dp_of_k``: whether dp is <dy, k>, not <dy, v>.
-        ``delta_times``, ``dlse_times``, ``ds_times``: factors on delta, dlse and dS.
+    For each pair or block:
+    ``computed``: the mask of the pairs in which a wrong form of dS is computed; -1: all pairs of a block with a visible one.
+    ``mask``: the number of a mask. ``value_mask``: the same for the products with v and dy; -1 is the mask in ``mask``.
+    ``hidden_score``: the score of a masked pair. ``times``: a factor on the score.
+    ``centred``: whether the mean over the block's keys is subtracted from the scores.
+    ``bias_times``: a factor on the bias.
+    ``drop``, ``drop_l``, ``drop_ds``: the mask of dropout, and its use in the row sums and in dS, as numbers in DROPS,
+    DROPS_IN_L and DROPS_IN_DS. ``drop_dv``: whether the product for dv lacks it. ``drop_times``: a factor on it.
+    ``count``: how often the pair is counted.
+    ``lse``, ``delta``: what the backward pass takes for lse and delta, as numbers in LSES and DELTAS.
+    ``dp_of_k``: whether dp is <dy, k>, not <dy, v>.
+    ``delta_times``, ``dlse_times``, ``ds_times``: factors on delta, dlse and dS.
     ``cap``, ``cap_slope``: the form of the soft cap and of its derivative, as numbers in CAPS and CAP_SLOPES.
-        ``dq_form``, ``dk_form``, ``dv_form``, ``dbias_form``: the matrix in each gradient's product, as numbers in DS_FORMS and DV_FORMS.
-        ``dq_count``, ``dk_count``, ``dv_count``, ``dbias_count``: how often a share is added to each gradient.
-        ``merge``: how a block's result is merged into the running one, as a number in MERGES.
-        ``part_lse``: the lse of a block in this merge, as a number in PART_LSES. If chunks are merged, it is that of a chunk.
+    ``dq_form``, ``dk_form``, ``dv_form``, ``dbias_form``: the matrix in each gradient's product, as numbers in DS_FORMS and DV_FORMS.
+    ``dq_count``, ``dk_count``, ``dv_count``, ``dbias_count``: how often a share is added to each gradient.
+    ``merge``: how a block's result is merged into the running one, as a number in MERGES.
+    ``part_lse``: the lse of a block in this merge, as a number in PART_LSES. If chunks are merged, it is that of a chunk.
 
-        For each query or worker:
-        ``o_to`` [a]: the worker that stores o and lse. ``o_times``: a factor on o.
-        ``finish``, ``lse_out``: how the final o and lse are computed, as numbers in FINISHES and LSES_GIVEN.
-        ``exchanged``: whether dk and dv are exchanged.
-        ``sink_o``, ``sink_lse``: how the sinks enter o and lse, as numbers in SINKS; ``sink_o`` is also used for dsinks.
-        ``dsink``, ``dsink_times``: how dsinks is computed, as a number in DSINKS, and a factor on it.
+    For each query or worker:
+    ``o_to`` [a]: the worker that stores o and lse. ``o_times``: a factor on o.
+    ``finish``, ``lse_out``: how the final o and lse are computed, as numbers in FINISHES and LSES_GIVEN.
+    ``exchanged``: whether dk and dv are exchanged.
+    ``sink_o``, ``sink_lse``: how the sinks enter o and lse, as numbers in SINKS; ``sink_o`` is also used for dsinks.
+    ``dsink``, ``dsink_times``: how dsinks is computed, as a number in DSINKS, and a factor on it.
 
-        For the whole ring:
-        ``o_tokens``: the number of the layout by which the tokens of o are put back in order.
-        ``stays``: which of 'l', 'm', 'o' and 'n' (the running lse) are not sent with the queries, if queries travel.
-        ``not_home``: which of 'l' and 'm' are not sent with the queries on their last hop, back to their own worker.
-        ``resets``: which of 'l', 'm' or 'o' becomes 0 when queries arrive, and whether it does so after the last hop, too.
-        ``hidden_merge``: whether blocks without a visible pair are merged; 'rows': only rows without a visible key are, too;
-        'computed': all rows of which the causal mask hides no block's first key, whatever a window hides.
-        ``started``: whether the running softmax starts with l = 1.
-        ``dy_ones``: whether dy is taken as 1 everywhere.
-        ``routed``: the travelling gradients that take a wrong way between the workers, and the name of this way, one of
-        ROUTES; those with "skipped" may end in BY_CAUSAL.
-        ``uncleared``: the gradients whose buffers are not cleared; then 'steps' (or 'all steps', which skips no block) and the number of steps after which a
-        buffer is used again; or 'tiles', or the ``blocks`` of :class:`Tiles`, and the size of a tile.
-        ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.
-        ``begins``: the :class:`Begins` of a query's softmax in each block or chunk; None if it begins with nothing.
-        ``delta_dims``: the part of the head dimension over which delta is summed, from one fraction to another.
-        ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
-        ``padded``: how many keys with score 0 and value 0 each row of a block sees besides its own, [a, b, 1, i]; None: none.
-        ``other_o``: the block whose o is merged with a block's lse, as a name in OTHER_O of the kinds of the forward pass; '' if it is the block's own.
-        ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
-        ``mixed``: the gradients that are mixed, 'heads' or 'workers', and how, as in :func:`mixing`.
-        ``starts``: the gradients, of dk and dv, that start as copies of k and v, not as zeros.
-        ``stacked``: whether dk + dv is returned as dk, and the dk + dv of the next worker as dv.
-        ``turned``: 1 if dS is not transposed for dk, 2 if P is not transposed for dv, 3 for both, 4 if dS is transposed for dbias.
+    For the whole ring:
+    ``o_tokens``: the number of the layout by which the tokens of o are put back in order.
+    ``stays``: which of 'l', 'm', 'o' and 'n' (the running lse) are not sent with the queries, if queries travel.
+    ``not_home``: which of 'l' and 'm' are not sent with the queries on their last hop, back to their own worker.
+    ``resets``: which of 'l', 'm' or 'o' becomes 0 when queries arrive, and whether it does so after the last hop, too.
+    ``hidden_merge``: whether blocks without a visible pair are merged; 'rows': only rows without a visible key are, too;
+    'computed': all rows of which the causal mask hides no block's first key, whatever a window hides.
+    ``started``: whether the running softmax starts with l = 1.
+    ``dy_ones``: whether dy is taken as 1 everywhere.
+    ``routed``: the travelling gradients that take a wrong way between the workers, and the name of this way, one of
+    ROUTES; those with "skipped" may end in BY_CAUSAL.
+    ``uncleared``: the gradients whose buffers are not cleared; then 'steps' (or 'all steps', which skips no block) and the number of steps after which a
+    buffer is used again; or 'tiles', or the ``blocks`` of :class:`Tiles`, and the size of a tile.
+    ``tiles``: the :class:`Tiles` that are merged wrongly; None if tiles are merged correctly.
+    ``begins``: the :class:`Begins` of a query's softmax in each block or chunk; None if it begins with nothing.
+    ``delta_dims``: the part of the head dimension over which delta is summed, from one fraction to another.
+    ``l_of_group``: whether the row sum of a block is taken over all query heads of a key head.
+    ``padded``: how many keys with score 0 and value 0 each row of a block sees besides its own, [a, b, 1, i]; None: none.
+    ``other_o``: the block whose o is merged with a block's lse, as a name in OTHER_O of the kinds of the forward pass; '' if it is the block's own.
+    ``dq_of_group``: whether dS is summed over the query heads of a key head before the product for dq.
+    ``mixed``: the gradients that are mixed, 'heads' or 'workers', and how, as in :func:`mixing`.
+    ``starts``: the gradients, of dk and dv, that start as copies of k and v, not as zeros.
+    ``stacked``: whether dk + dv is returned as dk, and the dk + dv of the next worker as dv.
+    ``turned``: 1 if dS is not transposed for dk, 2 if P is not transposed for dv, 3 for both, 4 if dS is transposed for dbias.
     """
 
     of: Mapping[str, Any]

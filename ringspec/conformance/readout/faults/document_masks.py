@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ringspec.conformance.readout.faults.visible import Mask, document_of, owners, same, seen
 from ringspec.conformance.readout.problem.geometry import Geometry
-from ringspec.conformance.readout.problem.visible import Mask, document_of, owners, same, seen
 from ringspec.problem.model import Booleans, Integers
 
 

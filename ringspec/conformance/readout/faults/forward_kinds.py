@@ -23,6 +23,7 @@ from ringspec.conformance.readout.faults.part_results import begins_in, lses_in
 from ringspec.conformance.readout.faults.sink_kinds import sink_kinds
 from ringspec.conformance.readout.faults.sources import sources
 from ringspec.conformance.readout.faults.tile_rules import LARGEST_TILE
+from ringspec.conformance.readout.faults.visible import Mask
 from ringspec.conformance.readout.problem.geometry import (
     EXCHANGED,
     LATER,
@@ -30,7 +31,6 @@ from ringspec.conformance.readout.problem.geometry import (
     Geometry,
     believed,
 )
-from ringspec.conformance.readout.problem.visible import Mask
 from ringspec.problem.model import Integers
 
 # The block whose o a row merges, of those in which it sees a key.

@@ -1,7 +1,7 @@
 """Mistakes with the last tile of a block, which is short if the size of the tiles does not divide the block.
 
 A kernel computes the visible part of a block in *tiles* of some queries and some keys. It may skip the short last tile,
-count the zeros that fill it up, or begin it earlier, so that it is full and some tokens are in two tiles.
+count the zeros or the copies of the last key that fill it up, or begin it earlier, so that it is full and some tokens are in two tiles.
 """
 
 from __future__ import annotations

@@ -16,15 +16,15 @@ import numpy as np
 from ringspec.conformance.readout.faults.document_masks import document_masks, padding_masks
 from ringspec.conformance.readout.faults.last_tiles import short_tiles
 from ringspec.conformance.readout.faults.tile_rules import Rule, needs_mask, rules_of_tiles
-from ringspec.conformance.readout.faults.window_masks import window_masks
-from ringspec.conformance.readout.problem.geometry import EXCHANGED, Geometry, believed
-from ringspec.conformance.readout.problem.visible import (
+from ringspec.conformance.readout.faults.visible import (
     Mask,
     key_of,
     owners,
     seen,
     within_documents,
 )
+from ringspec.conformance.readout.faults.window_masks import window_masks
+from ringspec.conformance.readout.problem.geometry import EXCHANGED, Geometry, believed
 from ringspec.problem.model import Booleans, Integers
 
 # The size of a tile, or several sizes, as in '2 or 3 keys'.

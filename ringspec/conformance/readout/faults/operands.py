@@ -15,8 +15,8 @@ from ringspec.conformance.readout.faults.choices import OPEN
 from ringspec.conformance.readout.faults.kinds import Kind
 from ringspec.conformance.readout.faults.masks import numbers_of
 from ringspec.conformance.readout.faults.sources import Source, first_tiles, sources
+from ringspec.conformance.readout.faults.visible import Mask
 from ringspec.conformance.readout.problem.geometry import OPEN_CHAIN, Geometry
-from ringspec.conformance.readout.problem.visible import Mask
 from ringspec.problem.model import Booleans
 
 

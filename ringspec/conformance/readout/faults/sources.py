@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ringspec.conformance.readout.faults.visible import within_documents
 from ringspec.conformance.readout.problem.geometry import (
     LATER,
     SHORT,
@@ -20,7 +21,6 @@ from ringspec.conformance.readout.problem.geometry import (
     packed,
     relations,
 )
-from ringspec.conformance.readout.problem.visible import within_documents
 from ringspec.problem.model import Integers
 
 

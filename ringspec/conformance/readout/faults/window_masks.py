@@ -7,19 +7,19 @@ from itertools import chain
 
 import numpy as np
 
+from ringspec.conformance.readout.faults.visible import (
+    Mask,
+    document_of,
+    seen,
+    within,
+    within_documents,
+)
 from ringspec.conformance.readout.problem.geometry import (
     EVERY_OTHER,
     PER_DOCUMENT,
     Geometry,
     Window,
     tables,
-)
-from ringspec.conformance.readout.problem.visible import (
-    Mask,
-    document_of,
-    seen,
-    within,
-    within_documents,
 )
 from ringspec.problem.model import Booleans, Integers
 

@@ -86,7 +86,7 @@ class Shares(NamedTuple):
 def shares_of_pairs(
     model: Model, c: Choices, forward: Forward, lse: Array, products: Array
 ) -> Shares:
-    """Return the shares of the gradients; the arguments are those of :func:`backward_pass`."""
+    """Return the shares of the gradients; the arguments are those of :func:`ringspec.conformance.readout.model.backward.backward_pass`."""
     given = forward, lse, products
 
     def core_of(kernel: str, c: Choices) -> Core:

@@ -1,4 +1,4 @@
-"""Choose the readouts that a target with given claims can run."""
+"""Choose the readouts that a target with given claims can run, and build them."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ In arrays, a matrix is divided into blocks: ``[a, b, h, i, j]`` is query i of wo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -219,3 +220,8 @@ def of_columns(geometry: Geometry, x: Array) -> Array:
     y = x.reshape(W, H // group, n, H, W, n)
     weight = np.where(np.arange(H // group)[:, None] == np.arange(H) // group, 1.0, ELSEWHERE)
     return np.einsum("ch,bcjhai->abhij", weight, y)
+
+
+def joined(shards: Iterable[Any]) -> Array:
+    """Join the arrays [1, heads, n, ..] of the workers to one array [W, heads, n, ..]."""
+    return np.concatenate([np.asarray(x) for x in shards])

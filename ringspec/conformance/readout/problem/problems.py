@@ -1,7 +1,6 @@
-"""The readouts: problems of ring attention whose results show what a target computed for each pair of tokens.
+"""The problem of a setting: two calls of a target, the readout with special inputs and the proof with random ones.
 
-A *target* is the implementation under test. Its *claims* say what it supports, and it is called only with problems that
-it claims.
+A *target* is the implementation under test. Its *claims* say what it supports.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ringspec.conformance.readout.problem.geometry import Geometry, positions
 from ringspec.conformance.readout.problem.pairs import Pairs, inputs_of, pairs_of
 from ringspec.conformance.readout.problem.settings import BATCH, DTYPES, ODD_SLOTS, Setting
 from ringspec.conformance.readout.problem.shapes import SCALE, Shape, geometry_for
-from ringspec.conformance.readout.problem.tiles import spread_out, with_mark
+from ringspec.conformance.readout.problem.spread import spread_out, with_mark
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load, store

@@ -1,4 +1,7 @@
-"""The settings of the readouts: what distinguishes one from another, such as its mask, layout and number of workers."""
+"""The settings of the readouts: what distinguishes one from another, such as its mask, layout and number of workers.
+
+The lists of settings contain those that are tried, the most informative first.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ BACKWARDS = "backwards"  # in the id of a problem with direction -1
 class Setting:
     """What distinguishes one readout from another: its mask, layout, circulation, direction and sizes.
 
-    ``mask`` is 'causal', 'full', 'window' (a window and a causal mask) or 'band' (a window alone). ``circulation`` ''
+    ``mask`` is 'causal', 'full', 'window' (a window and a causal mask), 'band' (a window alone), 'documents', or one of BANDED,
+    GROUPS_OF_HEADS and FEATURES; those in CAUSAL have a causal mask. ``circulation`` ''
     is the first of 'kv', 'q', 'gather' that the target claims. ``group`` is the number of query heads per key head.
     ``workers`` and ``group`` None are 3 and 2 if the target claims these numbers, and otherwise a number that it
     claims. ``narrow``: the inputs have 16 bits. ``scaled``: the call gives a scale, which is not 1/sqrt(D).

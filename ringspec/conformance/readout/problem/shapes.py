@@ -132,7 +132,7 @@ def usual_group(claims: Capabilities) -> int:
 class Shape:
     """The sizes of a problem: ``slots`` tokens per worker, ``group`` query heads per key head.
 
-    In the target's call, the tokens lie ``spread`` slots apart (:mod:`ringspec.conformance.readout.problem.tiles`).
+    In the target's call, the tokens lie ``spread`` slots apart (:mod:`ringspec.conformance.readout.problem.spread`).
     """
 
     workers: int

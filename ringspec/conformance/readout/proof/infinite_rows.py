@@ -12,8 +12,7 @@ from ringspec.conformance.readout.faults.masks import masks_of
 from ringspec.conformance.readout.faults.merges import HIDDEN_TOO, INFINITE, WRONG
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.proof.replay import Replayed, replay_of
-from ringspec.conformance.readout.reading import GRADIENT, SAME, Named, PassRead, Reading
-from ringspec.conformance.readout.search.read_problem import named
+from ringspec.conformance.readout.reading import GRADIENT, SAME, Named, PassRead, Reading, in_words
 from ringspec.conformance.readout.told import Told
 
 WORDS = WRONG[INFINITE], f"{WRONG[INFINITE]}{HIDDEN_TOO}"
@@ -47,4 +46,4 @@ def possible(problem: Problem, replayed: Replayed) -> Iterator[tuple[Named, ...]
     for words in ((), *((x,) for x in masks)):
         for infinite in WORDS:
             faults = [ring.fault(("forward", one, "")) for one in (*words, infinite)]
-            yield tuple(named(one) for one in faults if one is not None)
+            yield tuple(in_words(one) for one in faults if one is not None)

@@ -18,15 +18,15 @@ import numpy as np
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.faults.product_kinds import DS_WORDS, IN_HIDDEN_PAIRS
-from ringspec.conformance.readout.problem.calls import (
+from ringspec.conformance.readout.problem.geometry import VISIBLE, WHOLE
+from ringspec.conformance.readout.problem.pairs import OF_SLOTS
+from ringspec.conformance.readout.problem.problems import TOLERANCES
+from ringspec.conformance.readout.proof.calls import (
     expressible,
     given_of,
     number_of_pairs,
     ways_of,
 )
-from ringspec.conformance.readout.problem.geometry import VISIBLE, WHOLE
-from ringspec.conformance.readout.problem.pairs import OF_SLOTS
-from ringspec.conformance.readout.problem.problems import TOLERANCES
 from ringspec.conformance.readout.proof.ring_results import OF_FORWARD, Made, Results, RingOf
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.search.matches import near

@@ -20,6 +20,7 @@ from ringspec.conformance.readout.faults.effects import STORED
 from ringspec.conformance.readout.faults.kinds import Fault, Name
 from ringspec.conformance.readout.faults.masks import masks_of, right_mask
 from ringspec.conformance.readout.faults.merges import INFINITE, MERGES, ZERO_NOT_NAN
+from ringspec.conformance.readout.faults.visible import Mask
 from ringspec.conformance.readout.model.arrays import placed
 from ringspec.conformance.readout.model.backward import gradient_of_forward, gradient_of_sinks
 from ringspec.conformance.readout.model.forward import Forward, forward_pass
@@ -33,10 +34,9 @@ from ringspec.conformance.readout.model.shares import (
     share_of_bias,
 )
 from ringspec.conformance.readout.model.storing import held, stored
-from ringspec.conformance.readout.problem.calls import Given
 from ringspec.conformance.readout.problem.geometry import dealt_otherwise
 from ringspec.conformance.readout.problem.pairs import Pairs, products
-from ringspec.conformance.readout.problem.visible import Mask
+from ringspec.conformance.readout.proof.calls import Given
 from ringspec.conformance.readout.reading import GRADIENT, SAME, SAVED, Named
 from ringspec.conformance.readout.search.backward_search import carried
 from ringspec.conformance.readout.search.fault_sets import composed

@@ -17,8 +17,8 @@ from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.faults.hints import ROUNDING
 from ringspec.conformance.readout.faults.masks import masks_of
 from ringspec.conformance.readout.faults.places import FROM_STEP_1
-from ringspec.conformance.readout.problem.calls import Given, given_of, ways_of
 from ringspec.conformance.readout.problem.problems import TOLERANCES
+from ringspec.conformance.readout.proof.calls import Given, given_of, ways_of
 from ringspec.conformance.readout.proof.replay import nearer, saved_in
 from ringspec.conformance.readout.proof.ring_results import Results
 from ringspec.conformance.readout.reading import Named, PassRead

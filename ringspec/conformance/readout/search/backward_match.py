@@ -1,4 +1,4 @@
-"""Compare the results of a backward pass with what was read, matrix by matrix."""
+"""Compare the backward pass of a ring with some faults with what was read, matrix by matrix."""
 
 from __future__ import annotations
 

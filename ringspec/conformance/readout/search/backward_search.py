@@ -1,4 +1,4 @@
-"""Propose the faults of a backward pass that may explain what was read from the results of one problem."""
+"""Explain the backward pass of one problem: what it computes apart from its faults, and these faults."""
 
 from __future__ import annotations
 

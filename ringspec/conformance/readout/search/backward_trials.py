@@ -1,4 +1,4 @@
-"""Propose the single faults of a backward pass that may explain what was read, and predict the results of each.
+"""Propose the next fault of a backward pass, besides those found so far, each with what it explains.
 
 A *share* is what one pair adds to a row of dq, dk or dv.
 """
@@ -54,7 +54,7 @@ def backward_faults(
 ) -> Candidates:
     """Yield faults that may explain more, each with its match.
 
-    ``saved``: what the backward pass gets from the forward pass, as for :func:`backward_pass`. ``choices`` and
+    ``saved``: what the backward pass gets from the forward pass, as for :func:`ringspec.conformance.readout.model.backward.backward_pass`. ``choices`` and
     ``match`` belong to the faults found so far. ``last``: yield only faults that may explain all that is still wrong;
     ``alone``: the one matrix in which they may explain it; ``of_way``: of these, only those that depend on the ranges that
     a kernel computes.

@@ -1,4 +1,4 @@
-"""Propose the faults of a forward pass that may explain what was read from the results of one problem.
+"""Explain the forward pass of one problem: propose faults, and compare what they give with what was read.
 
 A *row* [a, h, i] contains all pairs of one query in one head. The other terms are those of
 :mod:`ringspec.conformance.readout.search.reader`.

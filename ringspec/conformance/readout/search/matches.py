@@ -3,8 +3,9 @@
 A *pair* [a, b, h, i, j] is query i of worker a with key j of worker b in head h. A *block* [a, b] contains all pairs of
 two workers, and a *row* [a, h, i] all pairs of one query in one head.
 
-The *matrices* of the forward pass are 'A', the weights, and 'V', the products of the weights with the values; lse is
-compared in the same way. Those of the backward pass are 'P', the weights, and dS as used for dq and for dk.
+The *matrices* of the forward pass are 'A', the weights, and 'V', the products of the weights with G; lse is
+compared in the same way. Those of the backward pass are 'P', the weights, and dS as used for dq, dk and dbias; dsinks is
+compared in the same way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Say in which rows results are NaN or infinite although the correct results are finite.
 
-A pass with such results is not searched for faults, because no model of a ring gives them.
+A pass with such results is not searched for faults, because the search compares finite numbers.
 """
 
 from __future__ import annotations

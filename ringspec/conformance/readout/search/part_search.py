@@ -1,4 +1,4 @@
-"""Read from results which lse each part of a row was merged with, and propose the mistakes that give it.
+"""Read from results which lse each part of a row was merged with, and which wrong lse that may be.
 
 A *part* is a block, or a chunk of its keys (:mod:`ringspec.conformance.readout.faults.part_results`). In each row, the weights of
 a part add up to exp(L - lse), where L is the lse with which the part was merged. So the weights show every L of a row but

@@ -1,4 +1,4 @@
-"""Explain the results of one problem: find the sets of faults that give every number in them.
+"""Explain the results of one problem: find sets of faults that give every number of a pass, or say what is left.
 
 A *problem* is a call whose results show what the kernel computed for each pair of tokens. A *fault* is a mistake of a
 kernel at some place.
@@ -16,22 +16,19 @@ import numpy as np
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
 from ringspec.conformance.readout.faults.choices import Choices
-from ringspec.conformance.readout.faults.hints import ROUNDING, hint_for
-from ringspec.conformance.readout.faults.kinds import Fault
+from ringspec.conformance.readout.faults.hints import ROUNDING
 from ringspec.conformance.readout.faults.places import PAIRS
 from ringspec.conformance.readout.model.backward import backward_pass
 from ringspec.conformance.readout.model.forward import forward_pass
 from ringspec.conformance.readout.problem.geometry import WAYS
-from ringspec.conformance.readout.problem.pairs import Seen, seen_in, without_padding
+from ringspec.conformance.readout.problem.pairs import Seen, joined, seen_in, without_padding
 from ringspec.conformance.readout.problem.problems import COARSE, Problem
-from ringspec.conformance.readout.reading import Named, PassRead, Reading
+from ringspec.conformance.readout.reading import Named, PassRead, Reading, in_words
 from ringspec.conformance.readout.search.backward_match import match_backward
 from ringspec.conformance.readout.search.backward_search import explain_backward
-from ringspec.conformance.readout.search.expected import agrees, joined, sizes_of
 from ringspec.conformance.readout.search.fault_sets import composed, cost
 from ringspec.conformance.readout.search.forward_search import explain_forward, match_forward
 from ringspec.conformance.readout.search.known_faults import Known
-from ringspec.conformance.readout.search.left_words import left_of
 from ringspec.conformance.readout.search.matches import Explanation, Match
 from ringspec.conformance.readout.search.not_finite import FROM_FORWARD, GRADIENTS, not_finite
 from ringspec.conformance.readout.search.read_factors import backward_factors, forward_factors
@@ -44,6 +41,8 @@ from ringspec.conformance.readout.search.rounding import (
     less_exact,
     rounded_values,
 )
+from ringspec.conformance.readout.search.sizes import agrees, sizes_of
+from ringspec.conformance.readout.search.unexplained import left_of
 from ringspec.formats import load
 from ringspec.recipes import RECIPES
 
@@ -82,7 +81,7 @@ def read(
     gradients = {name: results[name] for name in GRADIENTS if name in results}
     if "forward" in missing and not agrees(gradients, expected, problem.tolerance):
         missing["backward"] = FROM_FORWARD
-    given = Given(problem, seen, share, proof or {}, names, refuted, missing)
+    given = Task(problem, seen, share, proof or {}, names, refuted, missing)
     found = read_both(given)
     # Other ways differ in rules about tiles, which single faults show after few evaluations. Then sets are tried,
     # if nothing explains the results.
@@ -97,7 +96,7 @@ def read(
     return found
 
 
-def read_both(given: Given) -> Reading:
+def read_both(given: Task) -> Reading:
     """Explain both passes of a kernel; a pass with results that are not finite is not searched."""
     if "forward" in given.not_finite:
         left = PassRead(left=given.not_finite["forward"])
@@ -133,7 +132,7 @@ def better(one: Reading, other: Reading) -> Reading:
 
 
 @dataclass(frozen=True)
-class Given:
+class Task:
     """What was read from the results of a problem; ``share`` and ``proof`` are as for :func:`read`.
 
     ``known``: the names of the faults that other problems showed. ``refuted``: a kind that is not tried, or ''.
@@ -151,7 +150,7 @@ class Given:
 
 
 def explained_by(
-    given: Given,
+    given: Task,
     reader: Reader,
     predict: Callable[[Choices], Match],
     search: Callable[[], tuple[Explanation, Choices]],
@@ -207,7 +206,7 @@ def exactly(
 
 
 def read_backward(
-    given: Given, reader: Reader, choices: Choices, forward_is_whole: bool
+    given: Task, reader: Reader, choices: Choices, forward_is_whole: bool
 ) -> PassRead:
     """Explain the backward pass of the kernel, given the ``choices`` of a ring with the faults of its forward pass."""
     seen, usual = given.seen, given.problem.tolerance
@@ -234,7 +233,10 @@ def pass_of(seen: Seen, found: Explanation, phase: str, rounded: Sequence[str] =
     sets = (found.faults, *found.others) if found.faults or rounded else ()
     return PassRead(
         tuple(
-            (*map(named, one), *(Named(phase, x, "", 1.0 + 0.1 * number, ROUNDING) for x in words))
+            (
+                *map(in_words, one),
+                *(Named(phase, x, "", 1.0 + 0.1 * number, ROUNDING) for x in words),
+            )
             for number, words in enumerate(statements)
             for one in sets[:MOST_SETS]
         ),
@@ -243,14 +245,10 @@ def pass_of(seen: Seen, found: Explanation, phase: str, rounded: Sequence[str] =
     )
 
 
-def named(fault: Fault) -> Named:
-    return Named(*fault.name, round(fault.cost, 3), hint_for(fault.kind))
-
-
 ForwardRead = tuple[Reader, tuple[Explanation, Choices], PassRead]
 
 
-def read_forward(given: Given) -> tuple[Reader, tuple[Explanation, Choices], PassRead, int]:
+def read_forward(given: Task) -> tuple[Reader, tuple[Explanation, Choices], PassRead, int]:
     """Explain the forward pass of the kernel.
 
     If queries travel in the backward pass, either keys or queries may travel in the forward pass, and both are tried.
@@ -270,7 +268,7 @@ def read_forward(given: Given) -> tuple[Reader, tuple[Explanation, Choices], Pas
     return *best, sum(reader.model.evaluations for reader in others)
 
 
-def read_forward_as(given: Given, travels: str) -> ForwardRead:
+def read_forward_as(given: Task, travels: str) -> ForwardRead:
     """Explain the forward pass of a kernel in which ``travels`` travel, 'keys' or 'queries'."""
     problem, seen = given.problem, given.seen
     there = dataclasses.replace(problem.pairs.geometry, forward_travels=travels, parts=given.parts)

@@ -79,7 +79,7 @@ class PairsShown(NamedTuple):
 
 
 class Reader:
-    """Explains the results of one problem.
+    """What the searches for the faults of one problem share.
 
     ``tolerance``: the largest difference that counts as equal, relative to the size of an element's terms.
     ``evaluations``: the most that all searches together may compute, in tables over all pairs.

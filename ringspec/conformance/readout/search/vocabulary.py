@@ -21,8 +21,8 @@ from ringspec.conformance.readout.faults.kinds import Fault, Kind
 from ringspec.conformance.readout.faults.masks import masks_of, of_first_sizes
 from ringspec.conformance.readout.faults.places import place_named
 from ringspec.conformance.readout.faults.tile_places import IN_TILES, tile_place_named
+from ringspec.conformance.readout.faults.visible import Mask
 from ringspec.conformance.readout.problem.geometry import Geometry
-from ringspec.conformance.readout.problem.visible import Mask
 from ringspec.conformance.readout.search.read_factors import kinds_of_number, number_in
 
 # Choices for what both kernels of a backward pass compute: p, dp and dS.

@@ -1,7 +1,7 @@
-"""Prove a reading: the faults that explain a readout must also give the results for random inputs in the same ring.
+"""Read the two calls of a problem: explain the readout, and keep the faults that also give the results of the proof.
 
-A readout is a problem with special inputs, whose results show what a kernel computed for each pair of tokens. Different
-faults may give the same results with these inputs. The *proof* of a problem is a second call, with random inputs.
+A *readout* is a call with special inputs, whose results show what a kernel computed for each pair of tokens. Different
+faults may give the same results with these inputs. The *proof* is a call with random inputs, in the same ring.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.faults.hints import ROUNDING
-from ringspec.conformance.readout.problem.calls import expressible
 from ringspec.conformance.readout.problem.problems import Problem
+from ringspec.conformance.readout.proof.calls import expressible
 from ringspec.conformance.readout.proof.infinite_rows import by_infinite_rows
 from ringspec.conformance.readout.proof.replay import Replayed, explains, replay_of
 from ringspec.conformance.readout.proof.rounded_inputs import rounded_inputs

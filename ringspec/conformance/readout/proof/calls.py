@@ -1,4 +1,4 @@
-"""Calls in the form that the model ring takes: which it can express, and one batch entry of them."""
+"""Which calls the model ring can express, and one batch entry of them as tensors and a geometry."""
 
 from __future__ import annotations
 

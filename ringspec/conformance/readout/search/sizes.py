@@ -1,9 +1,8 @@
-"""Compare the results of a problem with the expected ones, each element relative to its size."""
+"""The sizes of the elements of results, and whether results agree with the expected ones relative to these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -14,11 +13,6 @@ from ringspec.conformance.readout.model.scores import drop_factors, scores_of_pa
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.search.matches import near
 from ringspec.problem.model import Array
-
-
-def joined(shards: Iterable[Any]) -> Array:
-    """Join the arrays [1, heads, n, ..] of the workers to one array [W, heads, n, ..]."""
-    return np.concatenate([np.asarray(x) for x in shards])
 
 
 def agrees(

@@ -1,4 +1,4 @@
-"""Combine what the problems of a target show: faults that explain all of them, and that none refutes.
+"""Check the explanation of several problems against those that are right, and prove it problem by problem.
 
 A fault is refuted if a problem whose results are right would show it. A *proof* is the second call of a problem, with
 random inputs.
@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.readout.faults.kinds import listing
 from ringspec.conformance.readout.faults.masks import SIZES, in_single_sizes, with_more_sizes
-from ringspec.conformance.readout.problem.calls import expressible
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.problem.settings import (
     BACKWARDS,
@@ -23,7 +22,8 @@ from ringspec.conformance.readout.problem.settings import (
     SLOTS,
     WORKERS,
 )
-from ringspec.conformance.readout.proof.proof import simplest
+from ringspec.conformance.readout.proof.calls import expressible
+from ringspec.conformance.readout.proof.read_proven import simplest
 from ringspec.conformance.readout.proof.replay import Replayed, explains, gives, replay_of
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
 from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, separate, told
@@ -129,15 +129,15 @@ def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
             said.append(words)
             against = [id for id in against if part in id]
     if against:
-        where, where_not = named(found.explained), named(against)
+        where, where_not = ids_in_words(found.explained), ids_in_words(against)
         said.append(f"This holds in {where}, but not in {where_not}, whose results are right.")
     return tuple(said)
 
 
-def named(ids: Sequence[str]) -> str:
+def ids_in_words(ids: Sequence[str]) -> str:
     """Return the ids of some problems as part of a sentence; of many, only the first.
 
-    >>> named(["readout/a", "readout/b", "readout/c", "readout/d", "readout/e"])
+    >>> ids_in_words(["readout/a", "readout/b", "readout/c", "readout/d", "readout/e"])
     'readout/a, readout/b, readout/c and 2 others'
     """
     if len(ids) <= MOST_NAMED + 1:
