@@ -16,8 +16,9 @@ import numpy as np
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget
 from ringspec.conformance.readout.reading import PassRead
+from ringspec.conformance.readout.search.reader import EVALUATIONS
 from ringspec.conformance.readout.search.rounding import is_rounding
-from ringspec.conformance.run import explain, known_bugs
+from ringspec.conformance.run import explain, known_bugs, read_problems
 
 CIRCULATIONS = ("kv", "q", "gather")  # only those that a target states are read
 STORED = Path(known_bugs.__file__).with_name(known_bugs.FILE)
@@ -55,8 +56,9 @@ def told() -> dict[str, list[str]]:
 
 def main() -> None:
     # Longer searches than those of a user.
-    explain.EVALUATIONS_OF_ONE, explain.LEAST = explain.EVALUATIONS, explain.EVALUATIONS_OF_ONE
-    explain.EVALUATIONS_OF_ALL = 4 * explain.EVALUATIONS
+    limits = read_problems
+    limits.EVALUATIONS_OF_ONE, limits.LEAST = EVALUATIONS, limits.EVALUATIONS_OF_ONE
+    limits.EVALUATIONS_OF_ALL = 4 * EVALUATIONS
     made = {mutant.id: stored_of(mutant) for mutant in MUTANTS.values()}
     found = {id: one for id, one in made.items() if one}
     # One line for each bug.

@@ -36,8 +36,9 @@ from ringspec.conformance.readout.search.matches import ratio_steady
 from ringspec.conformance.readout.search.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.search.vocabulary import every_kind, fault_named, kinds_of
 from ringspec.conformance.readout.told import Told, combined, unexplained
-from ringspec.conformance.run import explain
-from ringspec.conformance.run.explain import explain_target, run_problem
+from ringspec.conformance.run import explain, read_problems
+from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.run.read_problems import run_problem
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load
@@ -321,18 +322,21 @@ def test_the_search_in_a_problem_gets_what_explained_problems_left_and_ends_afte
         shares.append(share * EVALUATIONS)
         return Reading(problem.id, False, part, evaluations=6_000)
 
-    monkeypatch.setattr(explain, "read_proven", reading_at_once)
+    monkeypatch.setattr(read_problems, "read_proven", reading_at_once)
     monkeypatch.setattr(explain, "known_bug", lambda *given: None)  # seconds
     target = Claiming(REFERENCES["float32"], circulations=("kv",))
     count = len(explain_target(target).runs)
-    left = [explain.EVALUATIONS_OF_ALL - 6_000 * n for n in range(count)]
+    left = [read_problems.EVALUATIONS_OF_ALL - 6_000 * n for n in range(count)]
     most = [
-        min(x, explain.EVALUATIONS_OF_ONE) if explained or not n else 0 for n, x in enumerate(left)
+        min(x, read_problems.EVALUATIONS_OF_ONE) if explained or not n else 0
+        for n, x in enumerate(left)
     ]
-    assert most[0] == explain.EVALUATIONS_OF_ONE and count > 4
-    expected = [max(x, explain.LEAST) for x in most]
+    assert most[0] == read_problems.EVALUATIONS_OF_ONE and count > 4
+    expected = [max(x, read_problems.LEAST) for x in most]
     if not explained:
-        expected[explain.MOST_UNEXPLAINED :] = [0.0] * (count - explain.MOST_UNEXPLAINED)
+        expected[read_problems.MOST_UNEXPLAINED :] = [0.0] * (
+            count - read_problems.MOST_UNEXPLAINED
+        )
     assert shares == pytest.approx(expected)
 
 
@@ -343,13 +347,13 @@ def test_a_thorough_search_is_three_times_as_long_and_offered_where_it_may_help(
         shares.append(share * EVALUATIONS)
         return Reading(problem.id, False, PassRead(left="everything"))
 
-    monkeypatch.setattr(explain, "read_proven", unexplained_at_once)
+    monkeypatch.setattr(read_problems, "read_proven", unexplained_at_once)
     monkeypatch.setattr(explain, "known_bug", lambda *given: None)  # seconds
     usual, thorough = (
         ringspec("explain", f"{WRONG}:target", "--timeout", "0", *more).output
         for more in ((), ("--thorough",))
     )
-    assert max(shares) == pytest.approx(explain.THOROUGH * explain.EVALUATIONS_OF_ONE)
+    assert max(shares) == pytest.approx(read_problems.THOROUGH * read_problems.EVALUATIONS_OF_ONE)
     assert "A longer search, with --thorough, may explain more." in usual
     assert "--thorough" not in thorough
 

@@ -15,7 +15,7 @@ from ringspec.conformance.readout.problem.chosen import problem_of
 from ringspec.conformance.readout.problem.geometry import Geometry, positions
 from ringspec.conformance.readout.problem.settings import Setting
 from ringspec.conformance.readout.search.rounding import Values, how_rounded, is_rounding
-from ringspec.conformance.run.explain import run_problem
+from ringspec.conformance.run.read_problems import run_problem
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result
 

@@ -25,7 +25,7 @@ from ringspec.conformance.readout.search import (
     tile_search,
 )
 from ringspec.conformance.readout.search.reader import Reader
-from ringspec.conformance.run.explain import run_problem
+from ringspec.conformance.run.read_problems import run_problem
 from ringspec.conformance.targets.reference import REFERENCES
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from ringspec.conformance.readout.problem.chosen import problem_for
 from ringspec.conformance.readout.problem.settings import Setting
-from ringspec.conformance.run.explain import run_problem
+from ringspec.conformance.run.read_problems import run_problem
 from ringspec.conformance.target import Capabilities
 
 

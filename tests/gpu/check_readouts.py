@@ -26,7 +26,8 @@ from ringspec.conformance.adapters.numpy_lists import NumPyTarget  # noqa: E402
 from ringspec.conformance.readout.problem.chosen import problem_for  # noqa: E402
 from ringspec.conformance.readout.problem.problems import Problem  # noqa: E402
 from ringspec.conformance.readout.problem.settings import SETTINGS  # noqa: E402
-from ringspec.conformance.run.explain import explain_target, run_problem  # noqa: E402
+from ringspec.conformance.run.explain import explain_target  # noqa: E402
+from ringspec.conformance.run.read_problems import run_problem  # noqa: E402
 from ringspec.conformance.target.capabilities import Capabilities  # noqa: E402
 from ringspec.formats import load, store  # noqa: E402
 

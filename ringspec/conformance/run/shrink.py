@@ -26,8 +26,8 @@ from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.report.records import Finding
 from ringspec.conformance.run.call import Stop, ask, outputs_of
-from ringspec.conformance.run.explain import run_problem
 from ringspec.conformance.run.explicit import Explicit, call_for, case_of, explicit_of
+from ringspec.conformance.run.read_problems import run_problem
 from ringspec.conformance.run.reductions import REDUCTIONS, cost
 from ringspec.conformance.target.capabilities import Capabilities, why_not
 from ringspec.conformance.target.conventions import as_seen
