@@ -128,7 +128,7 @@ class Computed:
         ds = p * (dp - delta)
         ds = ds if "ds without the scale" in faults else scale * ds
         turned = ds if "ds not transposed" in faults else ds.swapaxes(1, 2)
-        own_q = np.roll(q, 1, axis=1) if "dk with the next query" in faults else q
+        own_q = np.roll(q, 1, axis=1) if "dk with the query before" in faults else q
         dk, dv = turned @ own_q, p.swapaxes(1, 2) @ dy
         kv = len(x["k"])
         into = np.eye(kv)[self.key_head].T  # [Hkv, H]

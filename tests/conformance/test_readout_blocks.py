@@ -54,8 +54,9 @@ IN_ONE_BLOCK = {
     "no delta": (BACKWARD + "delta is left out.",),
     "ds without the scale": (BACKWARD + "dq and dk are not multiplied by the scale.",),
     "ds not transposed": (BACKWARD + "dS is not transposed in the product for dk.",),
-    "dk with the next query": (
-        BACKWARD + "the queries in the product for dk are taken shifted back by one token.",
+    "dk with the query before": (
+        BACKWARD
+        + "the queries in the product for dk are taken from the token before (in the first token, from the last).",
     ),
     "dv of one head": (
         BACKWARD + "in all but the first query head of each key head, the share of dv is lost.",
@@ -159,10 +160,14 @@ def test_a_right_dense_kernel_is_right_with_every_mask():
 @pytest.mark.slow
 def test_two_faults_of_a_block_are_told_together():
     found = explain_target(Block("lse of the block", "dq twice"))
-    assert set(found.sentences) == {
-        BACKWARD + "p is computed with the block's own lse.",
-        BACKWARD + "dq is too large by a factor of 2.",
-    }
+    of_all, of_several = found.sentences
+    assert of_all == BACKWARD + "dq is too large by a factor of 2."
+    # One block alone has the lse of all its keys.
+    where, _, also = of_several.partition(", also: ")
+    assert also == BACKWARD + "p is computed with the block's own lse."
+    assert where == ", ".join(
+        x.problem.id for x in found.runs if x.problem.id.startswith("blocks/")
+    )
 
 
 def test_a_block_that_raises_says_so_and_for_which_keys():
