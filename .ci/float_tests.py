@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 CLOSING = 40  # lines of a log that are shown where a test failed
 # Tests of readouts whose rings multiply matrices.
 PLANTED = tuple(
-    f"tests/conformance/test_readout_{name}.py"
+    f"tests/conformance/readout/test_{name}.py"
     for name in ("moved_keys", "padding", "pairs", "parts", "windows")
 )
 # What no rounding reaches, or what another leg holds in every arrangement, and why.
@@ -41,28 +41,28 @@ LEFT_OUT = {
     "tests/bad_input": "what is refused",
     "tests/cli": "the command line around what the other folders test",
     "tests/conformance/test_author_examples.py": "what pages show",
-    "tests/conformance/test_badge.py": "files of reports",
-    "tests/conformance/test_calls.py": "which calls are made",
-    "tests/conformance/test_checked.py": "what is shown of a run",
+    "tests/conformance/report/test_badge.py": "files of reports",
+    "tests/conformance/cases/test_calls.py": "which calls are made",
+    "tests/conformance/testing/test_checked.py": "what is shown of a run",
     "tests/conformance/test_cluster_page.py": "what a page shows",
-    "tests/conformance/test_command.py": "programs behind pipes and how they go wrong",
-    "tests/conformance/test_coverage.py": "what a report lists as not tested",
-    "tests/conformance/test_declared.py": "what is declared",
-    "tests/conformance/test_diff.py": "files of reports",
-    "tests/conformance/test_expected.py": "which failures are expected",
-    "tests/conformance/test_kill_table.py": "files of a table",
-    "tests/conformance/test_layout_cases.py": "integers",
-    "tests/conformance/test_load.py": "targets found by name",
-    "tests/conformance/test_judges.py": "processes that judge, and how they end",
-    "tests/conformance/test_long_blocks.py": "larger blocks for the probes of test_probes.py",
-    "tests/conformance/test_mutants.py": "known bugs, whose deviations are far above roundings",
-    "tests/conformance/test_offline.py": "files that go to another machine and back",
-    "tests/conformance/test_page.py": "pages of reports",
-    "tests/conformance/test_report.py": "files of reports",
-    "tests/conformance/test_reproduce.py": "files of reproducers",
-    "tests/conformance/test_reproducers.py": "files of reproducers",
+    "tests/conformance/adapters/test_command.py": "programs behind pipes and how they go wrong",
+    "tests/conformance/report/test_coverage.py": "what a report lists as not tested",
+    "tests/conformance/target/test_declared.py": "what is declared",
+    "tests/conformance/report/test_diff.py": "files of reports",
+    "tests/conformance/run/test_expected.py": "which failures are expected",
+    "tests/conformance/diagnose/test_kill_table.py": "files of a table",
+    "tests/conformance/cases/test_layout_cases.py": "integers",
+    "tests/conformance/run/test_load.py": "targets found by name",
+    "tests/conformance/run/test_judges.py": "processes that judge, and how they end",
+    "tests/conformance/cases/test_long_blocks.py": "larger blocks for the probes of test_probes.py",
+    "tests/conformance/diagnose/test_mutants.py": "known bugs, whose deviations are far above roundings",
+    "tests/conformance/adapters/test_offline.py": "files that go to another machine and back",
+    "tests/conformance/report/test_page.py": "pages of reports",
+    "tests/conformance/report/test_report.py": "files of reports",
+    "tests/conformance/run/test_reproduce.py": "files of reproducers",
+    "tests/conformance/run/test_reproducers.py": "files of reproducers",
     **{
-        f"tests/conformance/test_readout_{name}.py": "more kinds of what test_readout.py and test_readout_blocks.py read"
+        f"tests/conformance/readout/test_{name}.py": "more kinds of what test_readout.py and test_blocks.py read"
         for name in (
             "batches",
             "bias",
@@ -85,10 +85,10 @@ LEFT_OUT = {
     **dict.fromkeys(
         PLANTED, "more of the same; planted faults change results far more than roundings do"
     ),
-    "tests/conformance/test_runner.py": "processes of targets and how they end",
-    "tests/conformance/test_testing.py": "the pytest plugin around the judges",
-    "tests/conformance/test_testing_diagnosis.py": "the pytest plugin around the diagnosis",
-    "tests/conformance/test_process_target.py": "processes of targets and what they write",
+    "tests/conformance/run/test_runner.py": "processes of targets and how they end",
+    "tests/conformance/testing/test_testing.py": "the pytest plugin around the judges",
+    "tests/conformance/testing/test_testing_diagnosis.py": "the pytest plugin around the diagnosis",
+    "tests/conformance/adapters/test_process_target.py": "processes of targets and what they write",
     "tests/fast/test_interrupts.py": "interrupts and forks, whose results are compared with those of the same run",
     "tests/ground/test_plainfile.py": "files that are none",
     "tests/exact": "exact truth, which the leg vectors generates in every arrangement",

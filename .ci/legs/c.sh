@@ -3,4 +3,4 @@
 set -euo pipefail
 cc --version | head -1
 RINGSPEC_REQUIRE=external .venv/bin/python -m pytest -m 'external' \
-    tests/vectors/test_c_example.py tests/vectors/test_transcripts.py tests/conformance/test_command.py
+    tests/vectors/test_c_example.py tests/vectors/test_transcripts.py tests/conformance/adapters/test_command.py

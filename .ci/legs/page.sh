@@ -6,4 +6,4 @@ if ! command -v chromium >/dev/null; then
     apt-get install -y -qq --no-install-recommends chromium >/dev/null
 fi
 chromium --version
-RINGSPEC_REQUIRE=external .venv/bin/python -m pytest -m "external and not slow" tests/conformance/test_page.py tests/render/test_explore.py tests/render/test_explore_schemes.py tests/render/test_browse.py tests/render/test_verdicts_page.py
+RINGSPEC_REQUIRE=external .venv/bin/python -m pytest -m "external and not slow" tests/conformance/report/test_page.py tests/render/test_explore.py tests/render/test_explore_schemes.py tests/render/test_browse.py tests/render/test_verdicts_page.py

@@ -12,7 +12,7 @@ Each is also read as ``ringspec explain`` does it: ``explained`` says whether it
 the readouts that fail.
 
 Of a case the name is ``right``, or of the same ``class`` (the results of both mutants coincide on the case
-within rounding, by tests/conformance/same_results.py), or ``wrong``, or ``none``. Of a run it is right
+within rounding, by tests/conformance/diagnose/same_results.py), or ``wrong``, or ``none``. Of a run it is right
 where the verdict is the mutant or a mutant of its class on every diagnosed case that the verdict's bug applies
 to. One line of JSON for each mutant, recipe and kernel is appended to the file, which an interrupted run goes on
 with. Each is a process of its own, and ends with ``crash`` or ``timeout`` where it must.
@@ -33,7 +33,7 @@ for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from conformance.same_results import coincide  # noqa: E402
+from conformance.diagnose.same_results import coincide  # noqa: E402
 
 from ringspec.conformance.cases.model import RunCase  # noqa: E402
 from ringspec.conformance.cases.profiles import run_cases  # noqa: E402

@@ -12,7 +12,7 @@ from ringspec.conformance.run import known_bugs
 from ringspec.vectors.format.inputs import inputs_of
 from ringspec.vectors.generate import layouts_of_case
 
-collect_ignore_glob = ["programs/*", "*_functions.py", "by_hand_*.py"]
+collect_ignore_glob = ["*/programs/*", "*_functions.py", "*/by_hand_*.py"]
 
 # A run keeps the correct results of its last few problems; the tests have more of them in turn, in several recipes.
 problems.truth_of = lru_cache(maxsize=512)(problems.truth_of.__wrapped__)

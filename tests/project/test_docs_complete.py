@@ -267,7 +267,7 @@ RUN_BY = {
     "docs/vectors/use.md": "tests/vectors/test_transcripts.py",
     "docs/conform/index.md": "tests/conformance/test_author_examples.py",
     "docs/conform/standins.md": "tests/standins/test_standins_page.py",
-    "docs/conform/readout.md": "tests/conformance/test_readout.py",
+    "docs/conform/readout.md": "tests/conformance/readout/test_readout.py",
 }
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 VERSION = re.compile(r"\b\d+\.\d+\.\d+\b")

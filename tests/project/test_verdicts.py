@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from conformance.reports import HOSTILE, findings, needs, report
+from conformance.report.reports import HOSTILE, findings, needs, report
 
 from ringspec.conformance.diagnose.mutants import MUTANTS
 from ringspec.conformance.report.records import FAILURES, Finding, Record
@@ -33,7 +33,7 @@ FACT = {
     "inputs": ["float32"],
     "bug": "stale-keys",
     "text": "stale",
-    "hand_check": "tests/conformance/by_hand_zhuzilin.py",
+    "hand_check": "tests/conformance/targets/by_hand_zhuzilin.py",
 }
 VERSIONS = {"versions": {"ringattention": "0.1.2+cpu", "jax": "0.10", "ringspec": "0.1.0"}}
 

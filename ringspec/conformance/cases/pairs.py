@@ -3,7 +3,7 @@
 The rows of :mod:`ringspec.conformance.cases.pair_rows` are a covering array. Take any two values of operation, layout,
 circulation (what travels), direction, number of workers, format, head ratio (H / Hkv), mask terms and features that can
 occur in one problem. Then a golden case or a row has both values, and each of them changes the result.
-tests/conformance/test_pairs.py verifies this.
+tests/conformance/cases/test_pairs.py verifies this.
 
 If a target, the program under test, does not claim to support a value of a row, the row runs without this value or with
 a claimed value instead. Claimed values stay, so the rows cover all pairs of values that a target claims. The default

@@ -15,7 +15,7 @@ target                                  file
 The backward ring is right for the o and lse of the whole rows, which this target gives it. The inputs that
 ParallelKernelBench itself generates for problem 57 have the o and lse of each worker's own keys, so the gradients
 that it expects there are not those of attention over all keys of the ring. The program
-tests/conformance/by_hand_parallel_kernel_bench.py shows both without ringspec.
+tests/conformance/targets/by_hand_parallel_kernel_bench.py shows both without ringspec.
 
 Source: https://github.com/togethercomputer/ParallelKernelBench, commit 3cc0f9b435010b4957ccf7b4b85791480c7c69a6.
 """

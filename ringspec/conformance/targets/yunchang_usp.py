@@ -21,7 +21,7 @@ target                       what is called                              tokens
 ``flash``                    ``AttnType.TORCH_FLASH``
 ===========================  ==========================================  =============================================
 
-Results of 0.6.4, which the program tests/conformance/by_hand_yunchang.py confirms without ringspec:
+Results of 0.6.4, which the program tests/conformance/targets/by_hand_yunchang.py confirms without ringspec:
 
 - ``yunchang-ring``: for float16 inputs, dq has the precision of bfloat16, because ``ring_flash_attn_backward`` returns
   ``dq.to(torch.bfloat16)`` for every dtype. USP calls the same function.

@@ -13,7 +13,7 @@ target               function                                   layout
 ``zhuzilin-llama3``  ``llama3_flash_attn_varlen_func``          contiguous, with packed documents
 ===================  =========================================  ===================================
 
-Results of 0.1.8, which the program tests/conformance/by_hand_zhuzilin.py confirms without ringspec: for float16 inputs, dq of the variant ring has the precision of bfloat16, because
+Results of 0.1.8, which the program tests/conformance/targets/by_hand_zhuzilin.py confirms without ringspec: for float16 inputs, dq of the variant ring has the precision of bfloat16, because
 ``ring_flash_attn_backward`` returns ``dq.to(torch.bfloat16)`` for every dtype. The variants zigzag and stripe return
 ``dq.to(q.dtype)``.
 
