@@ -59,8 +59,8 @@ LEFT_OUT = {
     "tests/conformance/adapters/test_offline.py": "files that go to another machine and back",
     "tests/conformance/report/test_page.py": "pages of reports",
     "tests/conformance/report/test_report.py": "files of reports",
-    "tests/conformance/run/test_reproduce.py": "files of reproducers",
-    "tests/conformance/run/test_reproducers.py": "files of reproducers",
+    "tests/conformance/reproduce/test_reproduce.py": "files of reproducers",
+    "tests/conformance/reproduce/test_reproducers.py": "files of reproducers",
     **{
         f"tests/conformance/readout/test_{name}.py": "more kinds of what test_readout.py and test_blocks.py read"
         for name in (

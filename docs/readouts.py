@@ -3,7 +3,7 @@
     python docs/readouts.py
 
 runs each bug as a kernel, in the first recipe in which it fails a case, and searches for its faults. The sentences and
-the readings by bug go to ringspec/conformance/run/known_bugs.json, beside the program that tries these readings before
+the readings by bug go to ringspec/conformance/explain/known_bugs.json, beside the program that tries these readings before
 it searches. Takes about 15 minutes on one core.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget
+from ringspec.conformance.explain import explain, known_bugs, read_problems
 from ringspec.conformance.readout.reading import PassRead
 from ringspec.conformance.readout.search.reader import EVALUATIONS
 from ringspec.conformance.readout.search.rounding import is_rounding
-from ringspec.conformance.run import explain, known_bugs, read_problems
 
 CIRCULATIONS = ("kv", "q", "gather")  # only those that a target states are read
 STORED = Path(known_bugs.__file__).with_name(known_bugs.FILE)

@@ -40,9 +40,9 @@ from ringspec.conformance.cases.profiles import run_cases  # noqa: E402
 from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget, run_mutant  # noqa: E402
 from ringspec.conformance.diagnose.mutants.mutant import RECIPES, mutant  # noqa: E402
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely  # noqa: E402
+from ringspec.conformance.explain.explain import explain_target  # noqa: E402
 from ringspec.conformance.judge.recipe import recipe_for  # noqa: E402
 from ringspec.conformance.run.case import run_case  # noqa: E402
-from ringspec.conformance.run.explain import explain_target  # noqa: E402
 from ringspec.conformance.target.declared import base_recipe  # noqa: E402
 from ringspec.conformance.target.protocol import Call, Result  # noqa: E402
 from ringspec.conformance.target.results import due_of  # noqa: E402

@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 
 from ringspec.conformance.cases import edges, golden, pairs, probes, problems, properties, readout
-from ringspec.conformance.run import known_bugs
+from ringspec.conformance.explain import known_bugs
 from ringspec.vectors.format.inputs import inputs_of
 from ringspec.vectors.generate import layouts_of_case
 

@@ -23,11 +23,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget  # noqa: E402
+from ringspec.conformance.explain.explain import explain_target  # noqa: E402
+from ringspec.conformance.explain.read_problems import run_problem  # noqa: E402
 from ringspec.conformance.readout.problem.chosen import problem_for  # noqa: E402
 from ringspec.conformance.readout.problem.problems import Problem  # noqa: E402
 from ringspec.conformance.readout.problem.settings import SETTINGS  # noqa: E402
-from ringspec.conformance.run.explain import explain_target  # noqa: E402
-from ringspec.conformance.run.read_problems import run_problem  # noqa: E402
 from ringspec.conformance.target.capabilities import Capabilities  # noqa: E402
 from ringspec.formats import load, store  # noqa: E402
 

@@ -33,11 +33,11 @@ from ringspec.conformance.report.report import (
     report_lines,
 )
 from ringspec.conformance.report.resume import taken_over
+from ringspec.conformance.reproduce.shrink_schemes import shrink_case
 from ringspec.conformance.run.expected import Expectation, read_expected
 from ringspec.conformance.run.load import asked_of, telling
 from ringspec.conformance.run.opening import opened
 from ringspec.conformance.run.sharp import chosen as larger_case
-from ringspec.conformance.run.shrink_schemes import shrink_case
 from ringspec.conformance.run.suite import Summary, run, selected
 from ringspec.conformance.target.project import target_or_default
 from ringspec.conformance.target.protocol import Target

@@ -11,8 +11,8 @@ from ringspec.cli.shared.progress import trying
 from ringspec.cli.views import reproduce as text
 from ringspec.cli.views.shrink import describe
 from ringspec.conformance.report.report import make_header
+from ringspec.conformance.reproduce.reproduce import reproduce
 from ringspec.conformance.run.opening import close, opened
-from ringspec.conformance.run.reproduce import reproduce
 from ringspec.conformance.target.project import target_or_default
 from ringspec.errors import OptionError
 from ringspec.tensorfile import replace_file

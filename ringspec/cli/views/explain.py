@@ -13,10 +13,10 @@ from ringspec.conformance.run.opening import close, opened
 from ringspec.conformance.target.project import target_or_default
 
 if TYPE_CHECKING:
-    from ringspec.conformance.run.explain import Explained
+    from ringspec.conformance.explain.explain import Explained
 
 NOTHING = 3
-EXPLAIN = "ringspec.conformance.run.explain"
+EXPLAIN = "ringspec.conformance.explain.explain"
 
 
 def run(target: str | None, timeout: float, thorough: bool, as_json: bool) -> None:
@@ -29,7 +29,7 @@ def run(target: str | None, timeout: float, thorough: bool, as_json: bool) -> No
     threading.Thread(target=importlib.import_module, args=(EXPLAIN,), daemon=True).start()
     found = opened(spec, timeout or None, here=not timeout)
     try:
-        from ringspec.conformance.run.explain import explain_target
+        from ringspec.conformance.explain.explain import explain_target
 
         with trying("read", wanted=not as_json) as show:
             told = explain_target(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ringspec.cli.views.shrink import describe
-from ringspec.conformance.run.reproduce import Reproducer
+from ringspec.conformance.reproduce.reproduce import Reproducer
 
 
 def report(found: Reproducer, header: dict[str, Any], file: str) -> str:

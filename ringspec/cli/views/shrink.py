@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from numpy.typing import NDArray
 
 from ringspec.compare.explain import explain_all
-from ringspec.conformance.run.explicit import Explicit
-from ringspec.conformance.run.shrink import Shrunk
+from ringspec.conformance.reproduce.explicit import Explicit
+from ringspec.conformance.reproduce.shrink import Shrunk
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load
 from ringspec.vectors.format.case import Shape
@@ -45,7 +45,7 @@ def describe(problem: Explicit) -> str:
 
     >>> from ringspec.conformance.cases.problems import dealt, drawn, tensors_of
     >>> from ringspec.conformance.cases.calls import call_of
-    >>> from ringspec.conformance.run.explicit import explicit_of
+    >>> from ringspec.conformance.reproduce.explicit import explicit_of
     >>> case = dealt(drawn("example", "bf16", causal=True, D=4, Hkv=1), "example", 2, "zigzag")
     >>> describe(explicit_of(call_of(case, tensors_of(case))))
     '2 workers x 24 tokens, 2 heads (1 key head), D = 4, causal, zigzag, bfloat16'

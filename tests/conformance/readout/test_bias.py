@@ -6,7 +6,7 @@ from conformance.readout.feature_ring import Target, columns, right_bias, right_
 from conformance.readout.told_features import marked, named, told_of
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.targets.reference import REFERENCES
 
 LN2 = np.log(2).astype(np.float32)

@@ -10,6 +10,8 @@ from click.testing import CliRunner
 from conformance.readout.faulty_blocks import BLOCK, DENSE, Block
 
 from ringspec.cli import main
+from ringspec.conformance.explain.block_ring import ring_of_blocks
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.block_words import BLOCK as OF_BLOCKS
 from ringspec.conformance.readout.block_words import DENSE as OF_ONE
 from ringspec.conformance.readout.block_words import reworded
@@ -17,8 +19,6 @@ from ringspec.conformance.readout.faults.masks import masks_of
 from ringspec.conformance.readout.faults.places import block_places, part_places, worker_places
 from ringspec.conformance.readout.problem.geometry import Geometry, positions
 from ringspec.conformance.readout.search.vocabulary import kinds_of
-from ringspec.conformance.run.block_ring import ring_of_blocks
-from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import Reference
 from ringspec.recipes import RECIPES
 

@@ -9,12 +9,12 @@ from conformance.readout.tiled_ring import TiledRing
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.diagnose.mutants.hooks import Hooks
 from ringspec.conformance.diagnose.mutants.mutant import REFERENCES, mutant
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.problem.geometry import Geometry, positions
 from ringspec.conformance.readout.proof.all_problems import proved
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.search.not_finite import not_finite
 from ringspec.conformance.readout.told import Separate
-from ringspec.conformance.run.explain import explain_target
 
 CLAIMS = {
     "layouts": ("contiguous", "zigzag"),

@@ -8,9 +8,9 @@ from conformance.readout.feature_ring import Target, columns, right_drop
 from conformance.readout.told_features import marked, named, told_of
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.problem.chosen import problem_for
 from ringspec.conformance.readout.problem.settings import Setting
-from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import REFERENCES
 
 

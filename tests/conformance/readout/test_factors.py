@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from conformance.readout.tiled_ring import TiledRing
 
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.problem.pairs import Seen
 from ringspec.conformance.readout.search.matches import Match
 from ringspec.conformance.readout.search.read_factors import (
@@ -13,7 +14,6 @@ from ringspec.conformance.readout.search.read_factors import (
     number_in,
 )
 from ringspec.conformance.readout.search.unexplained import size_text
-from ringspec.conformance.run.explain import explain_target
 
 READ = "(a number read from the results)"
 

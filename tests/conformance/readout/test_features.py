@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.problem.chosen import problems_for
 from ringspec.conformance.readout.problem.settings import LAYOUTS
-from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import REFERENCES
 
 

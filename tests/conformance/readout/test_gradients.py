@@ -8,11 +8,11 @@ import pytest
 from conformance.readout.tiled_ring import TiledRing
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.faults.kinds import Kind, at_counts
 from ringspec.conformance.readout.faults.places import Place
 from ringspec.conformance.readout.faults.product_kinds import REPLACED
 from ringspec.conformance.readout.search.backward_trials import of_whole_sums
-from ringspec.conformance.run.explain import explain_target
 
 
 def slow(*values):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result
 from ringspec.conformance.targets.reference import REFERENCES

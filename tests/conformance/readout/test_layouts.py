@@ -5,8 +5,8 @@ import pytest
 from conformance.readout.feature_ring import columns, right_bias, right_drop, with_layout
 from conformance.readout.told_features import named, told_of
 
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.problem.chosen import settings_for
-from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import REFERENCES
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from conformance.readout.tiled_ring import TiledRing
 
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.model.backward import gradient_of_forward
 from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.problem.geometry import Geometry, positions
 from ringspec.conformance.readout.problem.pairs import Pairs
 from ringspec.conformance.readout.proof.replay import explains
-from ringspec.conformance.run.explain import explain_target
 
 WORKERS, HEADS, GROUP, SLOTS, DIM, SCALE = 3, 4, 2, 4, 3, 0.7
 KEY_HEAD = np.arange(HEADS) // GROUP

@@ -7,7 +7,7 @@ import pytest
 from conformance.readout.told_features import Planted, marked, named, told_of
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
-from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.target.protocol import Result
 from ringspec.conformance.targets.reference import REFERENCES
 

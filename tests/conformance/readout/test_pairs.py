@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.diagnose.candidates import run_right
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.faults.masks import (
     masks_of,
     of_first_sizes,
@@ -22,7 +23,6 @@ from ringspec.conformance.readout.problem.chosen import problem_for
 from ringspec.conformance.readout.problem.geometry import Geometry, positions
 from ringspec.conformance.readout.problem.settings import Setting
 from ringspec.conformance.readout.search.starts import widened
-from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result
 from ringspec.recipes import RECIPES

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conformance.readout.tiled_ring import inputs_of, over_group
 
+from ringspec.conformance.explain.read_problems import run_problem
 from ringspec.conformance.readout.faults.masks import masks_of
 from ringspec.conformance.readout.faults.merge_formulas import LSES_MERGED, WEIGHTS
 from ringspec.conformance.readout.faults.product_kinds import kept_tiles, overwritten_kinds
@@ -15,7 +16,6 @@ from ringspec.conformance.readout.problem.chosen import problem_of
 from ringspec.conformance.readout.problem.geometry import Geometry, positions
 from ringspec.conformance.readout.problem.settings import Setting
 from ringspec.conformance.readout.search.rounding import Values, how_rounded, is_rounding
-from ringspec.conformance.run.read_problems import run_problem
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result
 

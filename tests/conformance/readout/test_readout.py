@@ -15,6 +15,9 @@ from conformance.readout.tiled_ring import TiledRing
 from ringspec.cli import main
 from ringspec.cli.views.explain import lines
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.explain import explain, read_problems
+from ringspec.conformance.explain.explain import explain_target
+from ringspec.conformance.explain.read_problems import run_problem
 from ringspec.conformance.readout.faults.kinds import Fault
 from ringspec.conformance.readout.faults.masks import masks_of, of_first_sizes
 from ringspec.conformance.readout.faults.places import LISTED, block_places, joined, part_places
@@ -36,9 +39,6 @@ from ringspec.conformance.readout.search.matches import ratio_steady
 from ringspec.conformance.readout.search.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.search.vocabulary import every_kind, fault_named, kinds_of
 from ringspec.conformance.readout.told import Told, combined, unexplained
-from ringspec.conformance.run import explain, read_problems
-from ringspec.conformance.run.explain import explain_target
-from ringspec.conformance.run.read_problems import run_problem
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load

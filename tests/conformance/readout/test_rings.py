@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conformance.readout.tiled_ring import TiledRing, merged
 
-from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.explain.explain import explain_target
 
 BACKWARD = ("backward",)
 OF_BACKWARD = (

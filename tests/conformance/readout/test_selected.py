@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.explain.read_problems import run_problem
 from ringspec.conformance.readout.faults.choices import OF_ALL
 from ringspec.conformance.readout.faults.kinds import Fault
 from ringspec.conformance.readout.faults.merges import OTHER_TOKENS
@@ -25,7 +26,6 @@ from ringspec.conformance.readout.search import (
     tile_search,
 )
 from ringspec.conformance.readout.search.reader import Reader
-from ringspec.conformance.run.read_problems import run_problem
 from ringspec.conformance.targets.reference import REFERENCES
 
 

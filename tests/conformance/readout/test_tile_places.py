@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 from conformance.readout.tiled_ring import TiledRing
 
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.faults.masks import every_mask, right_mask
 from ringspec.conformance.readout.faults.tile_places import tile_places, tiles_fitting
 from ringspec.conformance.readout.problem.chosen import problem_of, settings_for
 from ringspec.conformance.readout.problem.geometry import VISIBLE
-from ringspec.conformance.run.explain import explain_target
 from ringspec.conformance.targets.reference import reference_float32
 
 

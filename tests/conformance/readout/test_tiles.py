@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from conformance.readout.tiled_ring import TiledRing, merged
 
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.faults.masks import every_mask
 from ringspec.conformance.readout.problem.geometry import WAYS, WHOLE, Geometry, positions
-from ringspec.conformance.run.explain import explain_target
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 

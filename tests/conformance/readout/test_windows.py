@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conformance.readout.tiled_ring import TiledRing
 
-from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result
 from ringspec.conformance.targets.reference import REFERENCES

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from ringspec.conformance.explain.read_problems import run_problem
 from ringspec.conformance.readout.problem.chosen import problem_for
 from ringspec.conformance.readout.problem.settings import Setting
-from ringspec.conformance.run.read_problems import run_problem
 from ringspec.conformance.target import Capabilities
 
 

@@ -15,7 +15,7 @@ from conformance.targets.hand_checks import by_hand
 
 import ringspec as rs
 from ringspec.conformance.cases import golden, properties
-from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.protocol import Call, Refused
 from ringspec.conformance.targets import diffusers_ring

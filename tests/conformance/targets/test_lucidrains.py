@@ -10,7 +10,7 @@ from conformance.targets.hand_checks import by_hand
 import ringspec as rs
 from ringspec.conformance.cases import golden
 from ringspec.conformance.diagnose.summary import Diagnoser
-from ringspec.conformance.run.explain import explain_target
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.run.suite import run
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call

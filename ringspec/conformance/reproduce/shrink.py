@@ -1,7 +1,7 @@
 """Shrink a failing case: find the simplest call that the target fails in the same way.
 
 The target is the program under test; a call is one request to it. Reductions, which make a call smaller, are tried one
-by one (:mod:`ringspec.conformance.run.reductions`). A smaller call is accepted if all its wrong tensors were wrong
+by one (:mod:`ringspec.conformance.reproduce.reductions`). A smaller call is accepted if all its wrong tensors were wrong
 before, with the same kind of error. The original failure may also have an explanation from readouts, which are calls
 whose results show the attention weights (:mod:`ringspec.conformance.readout`). Then this explanation must hold for the
 smaller call as well.
@@ -20,15 +20,15 @@ from ringspec.compare.explain import explain_all
 from ringspec.conformance.cases.calls import passes_for
 from ringspec.conformance.cases.model import Outputs, RunCase
 from ringspec.conformance.cases.problems import Seen, judged
+from ringspec.conformance.explain.read_problems import run_problem
 from ringspec.conformance.readout.problem.chosen import problems_for
 from ringspec.conformance.readout.proof.replay import explains
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.report.records import Finding
+from ringspec.conformance.reproduce.explicit import Explicit, call_for, case_of, explicit_of
+from ringspec.conformance.reproduce.reductions import REDUCTIONS, cost
 from ringspec.conformance.run.call import Stop, ask, outputs_of
-from ringspec.conformance.run.explicit import Explicit, call_for, case_of, explicit_of
-from ringspec.conformance.run.read_problems import run_problem
-from ringspec.conformance.run.reductions import REDUCTIONS, cost
 from ringspec.conformance.target.capabilities import Capabilities, why_not
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Call, Target

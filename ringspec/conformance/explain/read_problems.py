@@ -11,6 +11,7 @@ from functools import partial
 from threadpoolctl import threadpool_limits
 
 from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.explain.known_bugs import KnownBugs
 from ringspec.conformance.readout.block_words import without_ring
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.problem.shapes import group_of
@@ -18,7 +19,6 @@ from ringspec.conformance.readout.proof.read_proven import read_as, read_proven
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.search.reader import EVALUATIONS
 from ringspec.conformance.run.call import Stop, ask, outputs_of
-from ringspec.conformance.run.known_bugs import KnownBugs
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
 
@@ -33,7 +33,7 @@ MOST_AGREED = 3  # explanations of later problems by which a problem is read aga
 
 @dataclass(frozen=True)
 class Search:
-    """How faults are searched: the arguments of :func:`ringspec.conformance.run.explain.explain_target`."""
+    """How faults are searched: the arguments of :func:`ringspec.conformance.explain.explain.explain_target`."""
 
     thorough: bool
     catalogue: bool

@@ -15,9 +15,8 @@ from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.cases.scheme_list import SPLITS
 from ringspec.conformance.cases.schemes import case_of
 from ringspec.conformance.cases.splits import Split, width_for
-from ringspec.conformance.run.call import Stop
-from ringspec.conformance.run.explicit import Explicit
-from ringspec.conformance.run.shrink import (
+from ringspec.conformance.reproduce.explicit import Explicit
+from ringspec.conformance.reproduce.shrink import (
     SECONDS,
     Progress,
     Shrunk,
@@ -27,6 +26,7 @@ from ringspec.conformance.run.shrink import (
     results,
     shrink,
 )
+from ringspec.conformance.run.call import Stop
 from ringspec.conformance.target.cells import global_of
 from ringspec.conformance.target.protocol import Call, Target
 from ringspec.errors import RingspecError

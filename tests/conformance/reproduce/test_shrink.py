@@ -21,11 +21,11 @@ from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.report.records import Record
-from ringspec.conformance.run import shrink as shrink_module
-from ringspec.conformance.run.explicit import case_of, explicit_of
+from ringspec.conformance.reproduce import shrink as shrink_module
+from ringspec.conformance.reproduce.explicit import case_of, explicit_of
+from ringspec.conformance.reproduce.reductions import REDUCTIONS, cost
+from ringspec.conformance.reproduce.shrink import results, shrink
 from ringspec.conformance.run.load import load_target
-from ringspec.conformance.run.reductions import REDUCTIONS, cost
-from ringspec.conformance.run.shrink import results, shrink
 from ringspec.conformance.target.protocol import TimedOut
 from ringspec.errors import OptionError, RingspecError
 from ringspec.vectors import open_set

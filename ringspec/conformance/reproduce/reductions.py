@@ -21,7 +21,7 @@ from ringspec.conformance.cases.calls import (
     QUERY_ROWS,
     SEGMENTS,
 )
-from ringspec.conformance.run.explicit import Explicit, is_number
+from ringspec.conformance.reproduce.explicit import Explicit, is_number
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import round_to

@@ -2,7 +2,7 @@
 
 The target is the program under test. The results of a readout problem show the weight of each query and key. A target
 that computes only single blocks is read first as one block, and then as a ring that is made of its blocks
-(:mod:`ringspec.conformance.run.block_ring`).
+(:mod:`ringspec.conformance.explain.block_ring`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from ringspec.conformance.explain.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
+from ringspec.conformance.explain.group_ring import rings_of_groups
+from ringspec.conformance.explain.head_ring import rings_of_heads, sees_other_heads
+from ringspec.conformance.explain.known_bugs import KnownBugs
+from ringspec.conformance.explain.read_problems import Run, Search, agreed, one_thread, runs_of
 from ringspec.conformance.readout.block_words import (
     BLOCK,
     DENSE,
@@ -40,11 +45,6 @@ from ringspec.conformance.readout.search.not_finite import NOT_FINITE
 from ringspec.conformance.readout.told import Told
 from ringspec.conformance.report.coverage import coverage_of, used_by
 from ringspec.conformance.report.records import Record
-from ringspec.conformance.run.block_ring import RingOfBlocks, computes_blocks, ring_of_blocks
-from ringspec.conformance.run.group_ring import rings_of_groups
-from ringspec.conformance.run.head_ring import rings_of_heads, sees_other_heads
-from ringspec.conformance.run.known_bugs import KnownBugs
-from ringspec.conformance.run.read_problems import Run, Search, agreed, one_thread, runs_of
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Target
 

@@ -16,10 +16,10 @@ from typing import Any
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget, arguments
 from ringspec.conformance.adapters.torch_processes import TorchTarget
 from ringspec.conformance.report.records import Finding
-from ringspec.conformance.run.dense_text import back, dense_lines, is_masked, visible_lines
-from ringspec.conformance.run.literals import input_lines, source, wrapped
-from ringspec.conformance.run.standalone import place_of, standalone
-from ringspec.conformance.run.torch_text import torch_lines
+from ringspec.conformance.reproduce.dense_text import back, dense_lines, is_masked, visible_lines
+from ringspec.conformance.reproduce.literals import input_lines, source, wrapped
+from ringspec.conformance.reproduce.standalone import place_of, standalone
+from ringspec.conformance.reproduce.torch_text import torch_lines
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import EVERY_TABLE, Call

@@ -10,7 +10,7 @@ from ringspec.cli.views.shrink import lines
 from ringspec.conformance.cases.scheme_list import SPLITS
 from ringspec.conformance.cases.schemes import cases
 from ringspec.conformance.cases.splits import dtype_for
-from ringspec.conformance.run.shrink_schemes import candidates, is_scheme, shrink_scheme
+from ringspec.conformance.reproduce.shrink_schemes import candidates, is_scheme, shrink_scheme
 from ringspec.errors import OptionError
 
 CASES = {case.id: case for case in cases()}

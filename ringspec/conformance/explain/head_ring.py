@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ringspec.conformance.explain.group_ring import Rearrange, claims_of_ring, run_gathered
 from ringspec.conformance.readout.problem.chosen import problem_for
 from ringspec.conformance.readout.problem.pairs import joined, of_rows
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.problem.settings import GROUPS_OF_HEADS, LAYOUTS, Setting
 from ringspec.conformance.readout.problem.shapes import usual_workers
 from ringspec.conformance.run.call import Stop, ask, outputs_of
-from ringspec.conformance.run.group_ring import Rearrange, claims_of_ring, run_gathered
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call, Result, Target
 from ringspec.formats import load

@@ -15,7 +15,7 @@ from ringspec.cli import main
 from ringspec.conformance.adapters.numpy_lists import NumPyTarget
 from ringspec.conformance.cases.calls import call_of, expected_of
 from ringspec.conformance.report.records import Finding
-from ringspec.conformance.run.dense_text import (
+from ringspec.conformance.reproduce.dense_text import (
     RESULTS,
     TENSORS,
     TERMS,
@@ -23,13 +23,13 @@ from ringspec.conformance.run.dense_text import (
     is_masked,
     visible_lines,
 )
-from ringspec.conformance.run.explicit import Explicit
-from ringspec.conformance.run.literals import input_lines
+from ringspec.conformance.reproduce.explicit import Explicit
+from ringspec.conformance.reproduce.literals import input_lines
+from ringspec.conformance.reproduce.program import places_of, program, supported
+from ringspec.conformance.reproduce.reproduce import confirmed
+from ringspec.conformance.reproduce.shrink import tried
+from ringspec.conformance.reproduce.standalone import copied, place_of, standalone
 from ringspec.conformance.run.load import load_target
-from ringspec.conformance.run.program import places_of, program, supported
-from ringspec.conformance.run.reproduce import confirmed
-from ringspec.conformance.run.shrink import tried
-from ringspec.conformance.run.standalone import copied, place_of, standalone
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.targets.reference import reference_float32

@@ -18,12 +18,12 @@ from typing import NoReturn
 from ringspec.conformance.cases.model import RunCase
 from ringspec.conformance.diagnose.summary import Diagnoser
 from ringspec.conformance.report.records import Record
+from ringspec.conformance.reproduce.dense_text import RESULTS, check_known
+from ringspec.conformance.reproduce.program import Place, Writable, places_of, program, supported
+from ringspec.conformance.reproduce.shrink import Progress, Shrunk
+from ringspec.conformance.reproduce.shrink_schemes import shrink_case
 from ringspec.conformance.run.case import run_case
-from ringspec.conformance.run.dense_text import RESULTS, check_known
 from ringspec.conformance.run.load import load_target
-from ringspec.conformance.run.program import Place, Writable, places_of, program, supported
-from ringspec.conformance.run.shrink import Progress, Shrunk
-from ringspec.conformance.run.shrink_schemes import shrink_case
 from ringspec.conformance.target.protocol import Target
 from ringspec.errors import OptionError
 

@@ -7,9 +7,9 @@ from independent.cp_target import target as independent
 from refusals import refuses
 
 from ringspec.conformance.cases.schemes import cases
-from ringspec.conformance.run.dense_text import check_known
+from ringspec.conformance.reproduce.dense_text import check_known
+from ringspec.conformance.reproduce.reproduce import reproduce
 from ringspec.conformance.run.load import load_target
-from ringspec.conformance.run.reproduce import reproduce
 from ringspec.errors import OptionError
 
 CASES = {case.id: case for case in cases()}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ringspec.conformance.adapters.torch_worker import LEAVES, SEEDS, plain_fields
-from ringspec.conformance.run.literals import source, wrapped
+from ringspec.conformance.reproduce.literals import source, wrapped
 from ringspec.conformance.target.protocol import Call
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
+from ringspec.conformance.explain import known_bugs
+from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.search.rounding import is_rounding
-from ringspec.conformance.run import known_bugs
-from ringspec.conformance.run.explain import explain_target
 
 BUGS = known_bugs.of_bugs()
 CLAIMS = {

@@ -1,0 +1,1 @@
+"""Shrink a failing case, and write it as a program without ringspec."""
