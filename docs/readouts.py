@@ -56,9 +56,9 @@ def told() -> dict[str, list[str]]:
 
 def main() -> None:
     # Longer searches than those of a user.
-    limits = read_problems
-    limits.EVALUATIONS_OF_ONE, limits.LEAST = EVALUATIONS, limits.EVALUATIONS_OF_ONE
-    limits.EVALUATIONS_OF_ALL = 4 * EVALUATIONS
+    read_problems.LEAST = read_problems.EVALUATIONS_OF_ONE
+    read_problems.EVALUATIONS_OF_ONE = EVALUATIONS
+    read_problems.EVALUATIONS_OF_ALL = 4 * EVALUATIONS
     made = {mutant.id: stored_of(mutant) for mutant in MUTANTS.values()}
     found = {id: one for id, one in made.items() if one}
     # One line for each bug.

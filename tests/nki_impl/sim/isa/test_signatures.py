@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-TABLE = json.loads((Path(__file__).parent / "signatures.json").read_text())
+TABLE = json.loads((Path(__file__).parents[1] / "signatures.json").read_text())
 MODULES = {
     "nki.language": "nki_impl.sim.language",
     "nki.isa": "nki_impl.sim.isa",

@@ -19,7 +19,7 @@ from nki_impl.sim.errors import (
 )
 from nki_impl.sim.machine.core import Core, acting_as
 
-from .tiles import bf16, empty, normal, tile, values
+from ..tiles import bf16, empty, normal, tile, values
 
 F32 = np.float32
 LOW = F32(np.finfo(F32).min)

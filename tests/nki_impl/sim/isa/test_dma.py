@@ -18,7 +18,7 @@ from nki_impl.sim.errors import (
 )
 from nki_impl.sim.machine.core import Core
 
-from .tiles import Array, bf16, empty, normal, tile, values
+from ..tiles import Array, bf16, empty, normal, tile, values
 
 
 def hbm(shape: tuple[int, ...], dtype: Any = nl.float32) -> nl.NkiTensor:

@@ -15,7 +15,7 @@ from nki_impl.sim.machine.core import Core, acting_as
 from nki_impl.sim.packages.neuron_dtypes import static_cast
 from nki_impl.sim.tensor.packed import pack, unpack
 
-from .tiles import Array, bf16, empty, normal, tile, values
+from ..tiles import Array, bf16, empty, normal, tile, values
 
 PACKED = [nl.float8_e4m3fn_x4, nl.float8_e5m2_x4]
 

@@ -17,7 +17,7 @@ from nki_impl.sim.errors import (
 )
 from nki_impl.sim.machine.core import Core, acting_as
 
-from .tiles import empty, normal, tile, values
+from ..tiles import empty, normal, tile, values
 
 ABSENT = 2**32 - 1
 

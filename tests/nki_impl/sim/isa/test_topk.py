@@ -16,7 +16,7 @@ from nki_impl.sim.errors import (
 )
 from nki_impl.sim.machine.core import Core
 
-from .tiles import bf16, empty, normal, tile, values
+from ..tiles import bf16, empty, normal, tile, values
 
 
 def snake(lists, width):

@@ -13,7 +13,7 @@ from nki_impl.sim import nki
 from nki_impl.sim.errors import DtypeError, DynamicValueError, LaunchError, UninitializedError
 from nki_impl.sim.machine.core import Core, acting_as
 
-from .tiles import empty, tile, values
+from ..tiles import empty, tile, values
 
 
 @pytest.mark.parametrize("dtype", [nl.int32, nl.uint32, nl.int16, nl.uint8])

@@ -15,7 +15,7 @@ from nki_impl.sim.errors import DtypeError, ShapeError, UninitializedError
 from nki_impl.sim.isa.scalar import ActivationRangeWarning
 from nki_impl.sim.machine.core import Core, acting_as
 
-from .tiles import bf16, empty, normal, tile, values
+from ..tiles import bf16, empty, normal, tile, values
 
 F32 = np.float32
 Cmd = nisa.reduce_cmd

@@ -18,7 +18,7 @@ from nki_impl.sim.errors import (
 )
 from nki_impl.sim.machine.core import Core, acting_as
 
-from .tiles import Array, bf16, empty, normal, tile, values
+from ..tiles import Array, bf16, empty, normal, tile, values
 
 
 def exact_product(a: Array, b: Array) -> Array:

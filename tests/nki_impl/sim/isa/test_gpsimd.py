@@ -12,7 +12,7 @@ from nki_impl.sim import language as nl
 from nki_impl.sim.errors import DtypeError, PlacementError, ShapeError, UninitializedError
 from nki_impl.sim.machine.core import Core
 
-from .tiles import bf16, empty, normal, tile, values
+from ..tiles import bf16, empty, normal, tile, values
 
 
 def affine(partitions: int, pattern: Any, offset: int, multiplier: int) -> Any:
