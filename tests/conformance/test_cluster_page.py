@@ -18,7 +18,7 @@ from ringspec.conformance.run.expected import expected_from
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "conform" / "cluster.md").read_text(encoding="utf-8")
 NAIVE = ROOT / "docs" / "examples" / "naive_ring.py"
-FILL = Path(__file__).parent / "programs" / "fill.py"
+FILL = Path(__file__).parent / "adapters" / "programs" / "fill.py"
 
 
 def program(*command, **keywords):
