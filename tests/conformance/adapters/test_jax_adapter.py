@@ -18,7 +18,7 @@ pytestmark = pytest.mark.jax
 
 HERE = Path(__file__).parent
 FUNCTIONS = HERE / "jax_functions.py"
-EXAMPLE = HERE.parents[1] / "docs" / "conform" / "example_jax.py"
+EXAMPLE = HERE.parents[2] / "docs" / "conform" / "example_jax.py"
 FLOAT32 = "ring/float32-zigzag-w4"
 CLAIMS = Capabilities(
     layouts=("contiguous", "zigzag"),

@@ -252,7 +252,7 @@ def test_under_torchrun_rank_0_drives_and_the_others_answer(tmp_path):
     program = tmp_path / "drive.py"
     program.write_text(
         "import sys\n"
-        f"sys.path[:0] = {[str(folder) for folder in FUNCTIONS.parents[:2]]!r}\n"
+        f"sys.path[:0] = {[str(FUNCTIONS.parents[n]) for n in (0, 2)]!r}\n"
         "from test_torch_adapter import case_call, target, worst_error, Refused\n"
         "one = target('gathered_attention').under_torchrun()\n"
         "assert one.capabilities.workers == (2,)\n"
