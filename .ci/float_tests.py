@@ -40,7 +40,7 @@ LEFT_OUT = {
     "ringspec": "examples of docstrings, whose products are tiny",
     "tests/bad_input": "what is refused",
     "tests/cli": "the command line around what the other folders test",
-    "tests/conformance/adapters/test_command.py": "programs behind pipes and how they go wrong",
+    "tests/conformance/adapters/test_command.py": "programs behind pipes, and how they fail",
     "tests/conformance/adapters/test_offline.py": "files that go to another machine and back",
     "tests/conformance/adapters/test_process_target.py": "processes of targets and what they write",
     "tests/conformance/cases/test_calls.py": "which calls are made",
