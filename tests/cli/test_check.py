@@ -282,7 +282,7 @@ def stops(q, k, v, *, group, call):
 @needs_terminal
 def test_timeout_0_serves_a_debugger_of_one_torch_rank(tmp_path, monkeypatch):
     monkeypatch.setenv("RINGSPEC_RANK", "2")
-    functions = Path(__file__).parents[1] / "conformance" / "torch_functions.py"
+    functions = Path(__file__).parents[1] / "conformance" / "adapters" / "torch_functions.py"
     (tmp_path / "debugged.py").write_text(DEBUGGED_RANK)
     (tmp_path / "functions.py").write_text(STOPS.format(path=str(functions)))
     code, _, shown = on_terminal(
