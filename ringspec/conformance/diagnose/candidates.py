@@ -58,6 +58,21 @@ class Suspect:
         return "; ".join(filter(None, (words, self.way.told())))
 
 
+@dataclass(frozen=True)
+class Error:
+    """The errors of one tensor, all workers in one row of numbers, in units of ``sigma``; see :meth:`View.error`.
+
+    ``finite``: which of all numbers the other arrays have. ``e`` = the target's results - ``right``, and ``own`` =
+    ``right`` - the correct program in float64.
+    """
+
+    finite: NDArray[np.bool_]
+    right: Array
+    sigma: Array
+    e: Array
+    own: Array
+
+
 class CannotRun(Exception):
     """Raised if a suspect raises an exception. This is an error in ringspec and not in the target."""
 
@@ -80,6 +95,7 @@ class View:
         self.got = {name: [load(x) for x in got[name]] for name in self.formats}
         self.kept: dict[tuple[str, bool], dict[str, list[Array]]] = {}
         self.noises: dict[str, dict[str, list[Array]]] = {}
+        self.errors: dict[tuple[str, str], Error] = {}
 
     def shown(self, suspect: Suspect | None) -> Suspect | None:
         """Return the suspect, or None (the correct program) if the suspect cannot change this call's results."""
@@ -163,6 +179,29 @@ class View:
                 for name in self.formats
             }
         return self.noises[key]
+
+    def flat(self, ours: dict[str, list[Array]], name: str) -> Array:
+        """Return the arrays of all workers as one row of numbers, without padding."""
+        parts = [self.tokens(x, name, worker) for worker, x in enumerate(ours[name])]
+        return np.concatenate([part.ravel() for part in parts])
+
+    def error(self, right: Suspect | None, name: str) -> Error:
+        """Return the errors of the target and of ``right`` (None: the correct program) where they are finite."""
+        right = self.shown(right)
+        key = ("" if right is None else right.key, name)
+        if key not in self.errors:
+            theirs = self.of(right)
+            sigma = [
+                np.broadcast_to(x, y.shape)
+                for x, y in zip(self.noise(None)[name], theirs[name], strict=True)
+            ]
+            base, by = self.flat(theirs, name), self.flat({name: sigma}, name)
+            with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+                e = (self.flat(self.got, name) - base) / by
+                own = (base - self.flat(self.of(None, exact=True), name)) / by
+            finite = np.isfinite(e) & np.isfinite(own)
+            self.errors[key] = Error(finite, *(x[finite] for x in (base, by, e, own)))
+        return self.errors[key]
 
     def compared(
         self, ours: dict[str, list[Array]], noise: dict[str, list[Array]]

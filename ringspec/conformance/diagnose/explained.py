@@ -130,18 +130,14 @@ def deviations(
     """
     if name not in view.formats:
         return (np.zeros(0),) * 3
-    base, exact, noise = view.of(right), view.of(None, exact=True), view.noise(None)
-    ours = view.of(suspect if suspect.program.applies(view.call) else right)
-    found = []
-    for (got, theirs), (_, suspected), (_, true), (_, sigma) in zip(
-        *(view.pairs(of, name) for of in (base, ours, exact, spread(noise, base))),
-        strict=True,
-    ):
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            parts = np.stack([got - theirs, suspected - theirs, theirs - true]) / sigma
-        found.append(parts[:, np.isfinite(parts).all(axis=0)])
-    e, d, own = np.concatenate(found, axis=1) if found else np.zeros((3, 0))
-    return e, d, own
+    error = view.error(right, name)
+    if not suspect.program.applies(view.call):
+        return error.e, np.zeros_like(error.e), error.own
+    ours = view.flat(view.of(suspect), name)[error.finite]
+    with np.errstate(invalid="ignore", over="ignore"):
+        d = (ours - error.right) / error.sigma
+    finite = np.isfinite(d)
+    return error.e[finite], d[finite], error.own[finite]
 
 
 def spoilt(view: View, right: Suspect | None) -> bool:
@@ -151,14 +147,6 @@ def spoilt(view: View, right: Suspect | None) -> bool:
         for name in view.formats
         for got, ours in view.pairs(view.of(right), name)
     )
-
-
-def spread(noise: dict[str, list[Array]], like: dict[str, list[Array]]) -> dict[str, list[Array]]:
-    """Broadcast the noise of each row to the shapes of the tensors in ``like``."""
-    return {
-        name: [np.broadcast_to(x, y.shape) for x, y in zip(noise[name], like[name], strict=True)]
-        for name in like
-    }
 
 
 def ratio(square: float, other: float) -> float:
