@@ -14,7 +14,7 @@ from types import ModuleType
 from generate import DOCS, details, heading, open_all, plain, table
 from generate_explore import has_page, page_name
 from generate_vectors import link, report_name
-from readouts import told
+from readouts import sentences_by_bug
 
 from ringspec.conformance.diagnose.mutants import MODULES, MUTANTS, Mutant
 from ringspec.vectors import open_set
@@ -173,7 +173,7 @@ def also(mutant: Mutant) -> list[str]:
 
 def explained(mutant: Mutant) -> list[str]:
     """What ``ringspec explain`` says of the bug (docs/readouts.py), if it explains it."""
-    sentences = told().get(mutant.id)
+    sentences = sentences_by_bug().get(mutant.id)
     if not sentences:
         return []
     return [f":doc:`ringspec explain <../../readout>` says: *{plain(' '.join(sentences))}*\n"]

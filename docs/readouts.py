@@ -17,7 +17,7 @@ import numpy as np
 from ringspec.conformance.diagnose.mutants import MUTANTS, Mutant, MutantTarget
 from ringspec.conformance.explain import explain, known_bugs, read_problems
 from ringspec.conformance.readout.reading import PassRead
-from ringspec.conformance.readout.search.reader import EVALUATIONS
+from ringspec.conformance.readout.search.context import EVALUATIONS
 from ringspec.conformance.readout.search.rounding import is_rounding
 
 CIRCULATIONS = ("kv", "q", "gather")  # only those that a target states are read
@@ -32,15 +32,15 @@ def stored_of(mutant: Mutant) -> dict[str, Any]:
     target.capabilities = replace(target.capabilities, circulations=CIRCULATIONS)
     with np.errstate(all="ignore"):
         found = explain.explain_target(target, catalogue=False)
-    told = {*found.told.explained, *found.told.others}
+    explained = {*found.conclusion.explained, *found.conclusion.others}
     searched = [(one.problem, x) for one in found.runs if (x := one.reading) and x.evaluations]
     kept = [
         known_bugs.as_stored(problem, x)
         for problem, x in searched
-        if not any(map(of_rounding, x.passes)) and (problem.id in told or not x.explained)
+        if not any(map(of_rounding, x.passes)) and (problem.id in explained or not x.explained)
     ]
-    whole = found.wrong and len(told) == found.wrong
-    stored = {"sentences": list(found.told.sentences) if whole else [], "readings": kept}
+    whole = found.wrong and len(explained) == found.wrong
+    stored = {"sentences": list(found.conclusion.sentences) if whole else [], "readings": kept}
     return {name: x for name, x in stored.items() if x}
 
 
@@ -49,7 +49,7 @@ def of_rounding(one: PassRead) -> bool:
     return any(is_rounding(fault.kind) for faults in one.sets for fault in faults)
 
 
-def told() -> dict[str, list[str]]:
+def sentences_by_bug() -> dict[str, list[str]]:
     """The stored sentences by bug."""
     return {id: one["sentences"] for id, one in known_bugs.of_bugs().items() if "sentences" in one}
 

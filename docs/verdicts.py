@@ -139,8 +139,8 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
             when = f"{versions(row)}; {row['date']}; {words(row['profile'])}"
         else:
             when = "no report"
-        told = wrong(row, with_reproducers=True)
-        lines.append(f"| {linked(row)} | {when} | {passed(row)} | {told} | {command} |")
+        failures = wrong(row, with_reproducers=True)
+        lines.append(f"| {linked(row)} | {when} | {passed(row)} | {failures} | {command} |")
     return "\n".join(lines) + "\n"
 
 

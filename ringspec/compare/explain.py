@@ -64,7 +64,7 @@ def explain_all(verdicts: Iterable[TensorVerdict], most: int = 8) -> str:
     If there are more than ``most`` such lines, one last line says how many are left out.
     """
     failing = grouped(v for v in verdicts if v.kind != "ok")
-    lines = [told(group) for group in failing[:most]]
+    lines = [line_of(group) for group in failing[:most]]
     if len(failing) > most:
         lines.append(f"and {len(failing) - most} more results, one for each tensor and worker")
     return "\n".join(lines)
@@ -83,7 +83,7 @@ def grouped(verdicts: Iterable[TensorVerdict]) -> list[list[TensorVerdict]]:
     return list(found.values())
 
 
-def told(group: Sequence[TensorVerdict]) -> str:
+def line_of(group: Sequence[TensorVerdict]) -> str:
     """Describe the first verdict of a group; if several calls are wrong, add how many."""
     return explain(group[0]) + (f"; wrong in {len(group)} calls" if len(group) > 1 else "")
 

@@ -118,12 +118,12 @@ def cell(one: Mapping[str, Any], column: Mapping[str, Any]) -> dict[str, Any]:
     run = sum(n for name, n in counts.items() if name not in ("not claimed", "not run"))
     bad = sum(counts.get(name, 0) for name in ("wrong", "failed", "known failure"))
     so_far = " so far" if run and counts.get("not run") else ""
-    told = ", ".join(f"{name} {n}" for name, n in counts.items())
+    counted = ", ".join(f"{name} {n}" for name, n in counts.items())
     return {
         "column": column["id"],
         "verdict": verdict,
         "short": SHORT.get(verdict, verdict),
         "kind": kind_of(verdict),
         "count": ("" if not run else f"{bad} of {run}" if bad else str(run)) + so_far,
-        "why": "; ".join(filter(None, (one.get("why"), told))),
+        "why": "; ".join(filter(None, (one.get("why"), counted))),
     }

@@ -179,8 +179,10 @@ def build_dcp(call: Call) -> Scheme:
 
 def check_offset(call: Call, scheme: str) -> None:
     """Raise OptionError for a causal mask whose q_offset was left out: 0 would hide the cache from the first queries."""
-    told = any(call.options.get(x) is not None for x in ("q_offset", "positions_q", "cu_seqlens"))
-    if call.options.get("causal") and call.queries != call.keys and not told:
+    has_positions = any(
+        call.options.get(x) is not None for x in ("q_offset", "positions_q", "cu_seqlens")
+    )
+    if call.options.get("causal") and call.queries != call.keys and not has_positions:
         raise OptionError(
             f"q_offset beside causal=True with the scheme {scheme!r}, whose queries come after cached keys",
             "none",

@@ -26,7 +26,7 @@ def one(work: tuple[int, float, dict[str, Any]]) -> dict[str, Any]:
     from benchmarks.power_measure import PASSES, found_in
     from benchmarks.power_problem import Asked, setting_of
 
-    from ringspec.compare.statistics.tests import told
+    from ringspec.compare.statistics.tests import in_words
 
     seed, error, asked = work
     setting = setting_of(Asked(seed=seed, **asked))
@@ -34,7 +34,11 @@ def one(work: tuple[int, float, dict[str, Any]]) -> dict[str, Any]:
     scale = setting.problem.terms.scale * (1.0 + error)
     wrong = found_in(setting, setting.got(wide=setting.simulated(scale)), names)
     right = found_in(setting, setting.got(), names)
-    return {"seed": seed, "found": [told(x) for x in wrong], "false": [told(x) for x in right]}
+    return {
+        "seed": seed,
+        "found": [in_words(x) for x in wrong],
+        "false": [in_words(x) for x in right],
+    }
 
 
 def main() -> int:

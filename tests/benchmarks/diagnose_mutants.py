@@ -121,7 +121,7 @@ def run_of(
     first = None if verdict is None else verdict["id"]
     read = explain_target(target)
     return {
-        "explained": bool(read.wrong) and len(read.told.explained) == read.wrong,
+        "explained": bool(read.wrong) and len(read.conclusion.explained) == read.wrong,
         "sentences": read.sentences,
         "tried": tried, "failed": sum(r.outcome != "pass" for r in records), "named": named,
         "cases": by_case, "verdict": first, "kind": kind_of_run(id, first, calls_of, claims),

@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    from ringspec.compare.statistics.tests import alarms, told
+    from ringspec.compare.statistics.tests import alarms, in_words
 
     p_values, counts, loud = defaultdict(list), Counter(), []
     ratios, strange, started = defaultdict(list), [], time.perf_counter()
@@ -102,7 +102,7 @@ def main() -> int:
     for seed, recipe, workers, tests, words, rms in pool.imap(one, work):
         counts["tests"] += len(tests)
         for test in alarms(tests):
-            loud.append(f"problem {seed}, {recipe}, W = {workers}: {told(test)}")
+            loud.append(f"problem {seed}, {recipe}, W = {workers}: {in_words(test)}")
         for test in tests:
             whole = test.stratum == "all"
             pair = test.p, test.p_allowed

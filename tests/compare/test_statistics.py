@@ -12,7 +12,7 @@ from ringspec.compare.statistics.linear import threshold
 from ringspec.compare.statistics.power import detectable
 from ringspec.compare.statistics.spread import growth
 from ringspec.compare.statistics.strata import Stratum, edges, heads, positions, workers
-from ringspec.compare.statistics.tests import alarms, errors_of, examine, told
+from ringspec.compare.statistics.tests import alarms, errors_of, examine, in_words
 from ringspec.compare.statistics.types import Allowance, Test, allowance_for
 from ringspec.errors import OptionError, ShapeError
 
@@ -144,7 +144,7 @@ def test_each_defect_is_found_by_the_test_that_is_for_it(change, name, stratum):
     assert not alarms(examined(3, BF16, shape=shape))
     found = alarms(examined(3, BF16, change, shape=shape))
     assert (name, stratum) in {(test.name, test.stratum) for test in found}
-    assert all(told(test) for test in found)
+    assert all(in_words(test) for test in found)
 
 
 def test_the_effect_is_the_relative_error_that_was_injected():

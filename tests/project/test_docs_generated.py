@@ -239,7 +239,7 @@ def test_most_bugs_of_schedule_mask_and_merge_have_a_page_to_step_through(module
 
 def test_the_page_of_a_bug_has_what_explain_says_of_it(module_of):
     bugs = module_of("generate_bugs")
-    told = module_of("readouts").told()
+    told = module_of("readouts").sentences_by_bug()
     assert set(told) <= set(MUTANTS) and len(told) > 60
     text = "\n".join(bugs.family_page(module, lambda *_: "") for module in bugs.MODULES)
     assert text.count("ringspec explain <../../readout>") == len(told)
@@ -250,7 +250,10 @@ def test_the_page_of_a_bug_has_what_explain_says_of_it(module_of):
     "id", ["dkv-not-home", "window-per-block", "gqa-not-summed", "merge-averages"]
 )
 def test_explain_still_says_what_the_page_of_a_bug_has(module_of, id):
-    assert module_of("readouts").sentences_of(MUTANTS[id]) == module_of("readouts").told()[id]
+    assert (
+        module_of("readouts").sentences_of(MUTANTS[id])
+        == module_of("readouts").sentences_by_bug()[id]
+    )
 
 
 def test_the_list_of_known_bugs_leads_to_every_bug(module_of):

@@ -80,28 +80,28 @@ def show_end(report: Report, files: dict[str, Path], details: bool) -> None:
     if found and explanation:
         show_diagnosis(found, report, ())
         output.show([""])
-    told = [record for record in report.records if record.outcome in FAILURES]
+    shown = [record for record in report.records if record.outcome in FAILURES]
     if details:
-        told = [record for record in report.records if record.outcome != "not claimed"]
+        shown = [record for record in report.records if record.outcome != "not claimed"]
     if explanation:
-        told = with_one_example(told, explanation["explained"])
+        shown = with_one_example(shown, explanation["explained"])
     most = MOST_DETAILED if details else MOST_FAILURES
     alike = with_shared_dtype(report.records)
-    shared = same_message([record for record in told if record not in alike])
+    shared = same_message([record for record in shown if record not in alike])
     repeated = {record.id for record in alike[1:]}.union(*shared.values())
-    told = [record for record in told if record.id not in repeated]
-    for record in told[:most]:
+    shown = [record for record in shown if record.id not in repeated]
+    for record in shown[:most]:
         show_record(record, report, details)
         if record.id in shared:
             output.show([f"{len(shared[record.id])} more cases fail with this message", ""])
-    if len(told) > most:
-        output.show([f"and {len(told) - most} more; --html or --report lists them all", ""])
+    if len(shown) > most:
+        output.show([f"and {len(shown) - most} more; --html or --report lists them all", ""])
     if alike:
         lines = shared_dtype_lines(alike, report.header["capabilities"].get("recipe"))
         output.show([*map(output.printable, lines), ""])
     show_unclaimed(report)
     if found and not explanation:
-        show_diagnosis(found, report, told[:most])
+        show_diagnosis(found, report, shown[:most])
     assert report.footer is not None
     show_changed(report.header, report.footer)
     show_coverage(report.footer.get("coverage", {}))

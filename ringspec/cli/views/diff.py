@@ -102,8 +102,8 @@ def change(one: CaseChange) -> str:
 
 def step(pair: Sequence[str], empty: str) -> str:
     """Format two texts as 'old -> new'; only the other text if one is empty or both are equal."""
-    told = [text for text in dict.fromkeys(pair) if text != empty]
-    return " -> ".join(told) if len(told) == 1 or empty not in pair else " -> ".join(pair)
+    shown = [text for text in dict.fromkeys(pair) if text != empty]
+    return " -> ".join(shown) if len(shown) == 1 or empty not in pair else " -> ".join(pair)
 
 
 def verdicts(found: Diff) -> Iterator[str]:

@@ -32,74 +32,76 @@ def run(target: str | None, timeout: float, thorough: bool, as_json: bool) -> No
         from ringspec.conformance.explain.explain import explain_target
 
         with trying("read", wanted=not as_json) as show:
-            told = explain_target(
+            explained = explain_target(
                 found, thorough=thorough, progress=lambda id: show(id.partition("/")[2])
             )
     finally:
         close(found)
     name = found.name
     if as_json:
-        output.show_json({"target": {"name": name, "spec": spec}, **told.as_dict()})
+        output.show_json({"target": {"name": name, "spec": spec}, **explained.as_dict()})
     else:
-        output.show(map(output.printable, lines(name, spec, told, thorough)))
-    if not told.right:
-        sys.exit(1 if told.runs else NOTHING)
+        output.show(map(output.printable, lines(name, spec, explained, thorough)))
+    if not explained.right:
+        sys.exit(1 if explained.runs else NOTHING)
 
 
-def lines(name: str, spec: str, told: Explained, thorough: bool = False) -> list[str]:
+def lines(name: str, spec: str, explained: Explained, thorough: bool = False) -> list[str]:
     """Return the text of an explanation; ``thorough``: whether the search was a long one."""
     head = name if name == spec else f"{name} ({spec})"
-    if told.unread:
-        return [head, f"nothing was read: {told.unread}"]
-    found = [head, *read_with(told), ""]
-    if told.right:
-        count = len(told.runs)
+    if explained.unread:
+        return [head, f"nothing was read: {explained.unread}"]
+    found = [head, *read_with(explained), ""]
+    if explained.right:
+        count = len(explained.runs)
         problems = "1 problem" if count == 1 else f"{count} problems"
         found.append(f"computes what the definition says, in {problems}")
-        if told.claimed_not_read:
-            kinds = told.claimed_not_read.items()
+        if explained.claimed_not_read:
+            kinds = explained.claimed_not_read.items()
             left = "; ".join(f"{kind} {', '.join(map(str, values))}" for kind, values in kinds)
             found.append(f"claimed, but not read: {left}. ringspec check tests them.")
         return found
-    found += told.sentences
-    found += [f"Another fault with the same results: {one}" for one in told.alternatives]
-    count = len(told.told.explained) + len(told.told.others)
+    found += explained.sentences
+    found += [f"Another fault with the same results: {one}" for one in explained.alternatives]
+    count = len(explained.conclusion.explained) + len(explained.conclusion.others)
     if count:
-        which = f"{count} of the {told.wrong} problems" if told.wrong > 1 else "the problem"
-        found.append(
-            f"{'These sentences account' if told.told.others else 'This accounts'} for every number in {which} that failed."
+        which = (
+            f"{count} of the {explained.wrong} problems" if explained.wrong > 1 else "the problem"
         )
-    if count and told.unexplained:
-        names = [id.partition("/")[2] for id in told.unexplained]
+        found.append(
+            f"{'These sentences account' if explained.conclusion.others else 'This accounts'} for every number in {which} that failed."
+        )
+    if count and explained.unexplained:
+        names = [id.partition("/")[2] for id in explained.unexplained]
         found.append(f"Not explained: {', '.join(names)}.")
-    if told.searched and count < told.wrong and not thorough:
+    if explained.searched and count < explained.wrong and not thorough:
         found.append("A longer search, with --thorough, may explain more.")
-    if told.hint:
-        found.append(f"{told.hint[0].upper()}{told.hint[1:]}.")
-    if told.known is not None:
+    if explained.hint:
+        found.append(f"{explained.hint[0].upper()}{explained.hint[1:]}.")
+    if explained.known is not None:
         found += [
             "",
-            f"known bug: {told.known['title']} [{told.known['id']}]",
-            *(f"reported: {link}" for link in told.known["links"]),
+            f"known bug: {explained.known['title']} [{explained.known['id']}]",
+            *(f"reported: {link}" for link in explained.known["links"]),
         ]
     return found
 
 
-def read_with(told: Explained) -> list[str]:
+def read_with(explained: Explained) -> list[str]:
     """Say which problems were run: in a ring, or as blocks."""
     from ringspec.conformance.readout.block_words import BLOCK, DENSE
 
-    ids = [one.problem.id for one in told.runs]
-    if told.made_of == BLOCK:
+    ids = [one.problem.id for one in explained.runs]
+    if explained.made_of == BLOCK:
         alone = [x.removeprefix("block/") for x in ids if x.startswith("block/")]
         several = [x.removeprefix("blocks/") for x in ids if x.startswith("blocks/")]
-        parts = max(one.problem.call.workers for one in told.runs)
+        parts = max(one.problem.call.workers for one in explained.runs)
         found = [f"read as one block, with {', '.join(alone)}"] if alone else []
         if several:
             size = f"{parts} x {parts} blocks, merged by the specification"
             found += [f"read as {size}, with {', '.join(several)}"]
         return found
     names = [x.removeprefix("readout/") for x in ids]
-    if told.made_of == DENSE:
+    if explained.made_of == DENSE:
         names = [x.removesuffix("-kv").removesuffix("-contiguous") for x in names]
     return [f"read with {', '.join(names)}"]

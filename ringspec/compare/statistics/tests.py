@@ -43,7 +43,7 @@ from ringspec.compare.statistics.types import (
 )
 from ringspec.errors import OptionError, ShapeError, shown
 
-__all__ = ["alarms", "errors_of", "examine", "told"]
+__all__ = ["alarms", "errors_of", "examine", "in_words"]
 
 
 def errors_of(got: Array, truth: Array) -> Array:
@@ -131,10 +131,10 @@ def alarms(tests: Iterable[Test], rate: float = RATE, count: int | None = None) 
     return tuple(sorted(raised, key=lambda test: (test.p_allowed, -abs(test.statistic))))
 
 
-def told(test: Test) -> str:
+def in_words(test: Test) -> str:
     """Return the result of a test as one line of text.
 
-    >>> told(Test("slope", "dq", "head 1", 33.2, 1e-99, 1e-90, effect=1.02e-4))
+    >>> in_words(Test("slope", "dq", "head 1", 33.2, 1e-99, 1e-90, effect=1.02e-4))
     'dq, head 1: slope of error on truth 1.02e-04, 33.2 predicted standard deviations'
     """
     where = f"{test.tensor}, {test.stratum}"

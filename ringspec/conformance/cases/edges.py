@@ -60,7 +60,7 @@ def edge_case(id: str, parameter: str, layout: str, each: tuple[int, int]) -> Ru
         id,
         "A parameter at a boundary of a shard or of the sequence, one below it and one above it.",
         partial(problems, id, parameter, layout, each),
-        partial(judged_each, told),
+        partial(judged_each, in_words),
         rules=RULES[parameter],
     )
 
@@ -204,10 +204,10 @@ RULES = {
 }
 
 
-def told(case: Case, call: Call | None = None) -> str:
+def in_words(case: Case, call: Call | None = None) -> str:
     """Describe the parameters and lengths of a problem, for a message.
 
-    >>> told(drawn("example", "f32", Sq=4, Sk=8, causal=True, window=(4, 0)))
+    >>> in_words(drawn("example", "f32", Sq=4, Sk=8, causal=True, window=(4, 0)))
     'With causal True, window (4, 0), Sq = 4, Sk = 8'
     """
     assert case.shape is not None

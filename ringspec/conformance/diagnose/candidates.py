@@ -50,12 +50,12 @@ class Suspect:
 
     @property
     def key(self) -> str:
-        return f"{self.mutant.id} {self.told()}"
+        return f"{self.mutant.id} {self.in_words()}"
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Describe ``guise`` and ``way`` in words; '' for the mutant itself with the usual choices."""
         words = "" if self.guise is None else self.guise.words
-        return "; ".join(filter(None, (words, self.way.told())))
+        return "; ".join(filter(None, (words, self.way.in_words())))
 
 
 @dataclass(frozen=True)

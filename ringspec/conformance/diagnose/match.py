@@ -81,7 +81,7 @@ class Candidate:
     @property
     def how(self) -> str:
         """The difference between the suspect and its mutant, in words; '' if there is none."""
-        return "" if self.suspect is None else self.suspect.told()
+        return "" if self.suspect is None else self.suspect.in_words()
 
 
 @dataclass(frozen=True)

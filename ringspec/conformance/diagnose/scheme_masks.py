@@ -107,10 +107,10 @@ def other_neighbour(world: World) -> Made:
     def visible(rank: int) -> Callable[[int, Integers], Floats]:
         def seen(owner: int, columns: Integers) -> Floats:
             hops = world.mesh.coordinate(rank, "ring") - world.mesh.coordinate(owner, "ring")
-            told = columns if owner < 0 else world.block_of(world.mesh.moved(rank, "ring", hops))
-            place_k = by_slot(world.place_k[told], columns, world.k.shape[2])
+            assumed = columns if owner < 0 else world.block_of(world.mesh.moved(rank, "ring", hops))
+            place_k = by_slot(world.place_k[assumed], columns, world.k.shape[2])
             real = np.zeros(world.k.shape[2])
-            real[columns] = np.where(told < world.keys, 1.0, 0.0)
+            real[columns] = np.where(assumed < world.keys, 1.0, 0.0)
             return world.visible(place_k=place_k, pads=True) * real
 
         return seen

@@ -29,13 +29,13 @@ from ringspec.conformance.diagnose.match import diagnose, pairs_of
 from ringspec.conformance.diagnose.mutants import MUTANTS, run_mutant
 from ringspec.conformance.diagnose.schemes import diagnosed_scheme
 from ringspec.conformance.judge.recipe import recipe_for
+from ringspec.conformance.readout.conclusion import Conclusion, conclude
 from ringspec.conformance.readout.problem.chosen import problem_for
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.problem.settings import SETTINGS
 from ringspec.conformance.readout.proof.read_proven import read_proven
 from ringspec.conformance.readout.proof.replay import explains
 from ringspec.conformance.readout.reading import Reading, reading_from
-from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.report.records import FAILURES, Finding, Record
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Call
@@ -58,7 +58,7 @@ class Diagnoser:
     Call an instance with each failing case, from any thread. It diagnoses the first cases of each kind and skips the
     rest.
 
-    ``taken``: number of cases diagnosed so far, by kind. ``readings``: what was read from failing readouts. ``told``:
+    ``taken``: number of cases diagnosed so far, by kind. ``readings``: what was read from failing readouts. ``conclusion``:
     the explanation by all readings, which is computed at the first failing case that is not a readout. ``known``: id,
     title and links of the known bug that gives the results of a readout; empty if no bug does, or several.
     ``ambiguous``: whether several do; only cases that are not readouts can then tell these bugs apart.
@@ -67,7 +67,7 @@ class Diagnoser:
     taken: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
     readings: list[Reading] = field(default_factory=list)
-    told: Told | None = None
+    conclusion: Conclusion | None = None
     known: dict[str, Any] = field(default_factory=dict)
     ambiguous: bool = False
 
@@ -103,7 +103,7 @@ class Diagnoser:
 
     def learn(self, diagnoses: Sequence[dict[str, Any]]) -> None:
         """Take over the diagnoses of readouts that other processes judged."""
-        if self.told is None and diagnoses:
+        if self.conclusion is None and diagnoses:
             self.readings = [reading_from(one["reading"]) for one in diagnoses]
             for one in diagnoses:
                 self.name(one)
@@ -120,16 +120,16 @@ class Diagnoser:
         reading = read_proven(problem, outputs)
         with self.lock:
             self.readings.append(reading)
-        return {"reading": reading.as_dict(), "text": "\n".join(told([reading]).sentences)}
+        return {"reading": reading.as_dict(), "text": "\n".join(conclude([reading]).sentences)}
 
     def explained(self, calls: Sequence[Call], outputs: Sequence[Outputs]) -> dict[str, Any]:
         """Return the explanation by the readouts if it reproduces the outputs of a case; otherwise an empty dict."""
         with self.lock:
-            if self.told is None:
-                self.told = told(self.readings)
-        if not explains(self.told, calls, outputs):
+            if self.conclusion is None:
+                self.conclusion = conclude(self.readings)
+        if not explains(self.conclusion, calls, outputs):
             return {}
-        return {"explained": True, "text": " ".join(self.told.sentences)} | self.known
+        return {"explained": True, "text": " ".join(self.conclusion.sentences)} | self.known
 
     def combined(self, found: dict[str, Any], data: dict[str, Any] | None) -> dict[str, Any] | None:
         """Join the explanation ``found`` of a case with ``data``, the diagnosis that compares it with known bugs."""
@@ -316,7 +316,7 @@ def explanation_of(records: Sequence[Record]) -> dict[str, Any] | None:
     """Return the explanation by the readouts of a run; None if they explain nothing.
 
     ``sentences``, ``alternatives``, ``hint`` and ``shown_by`` are those of
-    :class:`~ringspec.conformance.readout.told.Told`. ``explained``: ids of the failing cases whose results
+    :class:`~ringspec.conformance.readout.conclusion.Conclusion`. ``explained``: ids of the failing cases whose results
     ``sentences`` reproduce. ``failures``: number of failing cases. ``wrong``: ids of the readouts that failed.
     ``right``: number of readouts that passed.
     """
@@ -326,7 +326,7 @@ def explanation_of(records: Sequence[Record]) -> dict[str, Any] | None:
         for one in failed
         if one.diagnosis and "reading" in one.diagnosis
     }
-    found = told(list(readings.values()))
+    found = conclude(list(readings.values()))
     if not found.sentences:
         return None
     others = [one.id for one in failed if (one.diagnosis or {}).get("explained")]

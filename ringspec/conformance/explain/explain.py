@@ -28,6 +28,7 @@ from ringspec.conformance.readout.block_words import (
     hint_without_ring,
     reworded,
 )
+from ringspec.conformance.readout.conclusion import Conclusion
 from ringspec.conformance.readout.faults.places import LISTED, PAIRS
 from ringspec.conformance.readout.problem.chosen import problem_of, problems_for, settings_for
 from ringspec.conformance.readout.problem.problems import Problem
@@ -42,13 +43,12 @@ from ringspec.conformance.readout.proof.read_proven import NOT_RANDOM
 from ringspec.conformance.readout.proof.ways import with_ways
 from ringspec.conformance.readout.reading import Reading
 from ringspec.conformance.readout.search.not_finite import NOT_FINITE
-from ringspec.conformance.readout.told import Told
 from ringspec.conformance.report.coverage import coverage_of, used_by
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.target.capabilities import Capabilities
 from ringspec.conformance.target.protocol import Target
 
-TOLD_IF_NOT_READ = ("layouts", "circulations", "directions", "masks", "features")
+LISTED_IF_NOT_READ = ("layouts", "circulations", "directions", "masks", "features")
 BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts tell more
 
 
@@ -56,7 +56,7 @@ BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts te
 class Explained:
     """What a target computes, read from the problems in ``runs``.
 
-    ``told``: the explanation. ``known``: id, title and links of the known bug with the same results; None if no known
+    ``conclusion``: what the readings show together. ``known``: id, title and links of the known bug with the same results; None if no known
     bug has them. ``unread``: why no problem could be run; '' otherwise. ``made_of``: 'ring'; 'dense' if the target
     claims only rings of one worker; 'block' if it claims only single blocks; 'groups' if it was read as a ring of groups
     of workers, 'heads' as one of groups of heads. ``notes``: sentences about rows of a block without a visible key, or
@@ -64,7 +64,7 @@ class Explained:
     """
 
     runs: tuple[Run, ...]
-    told: Told = Told()
+    conclusion: Conclusion = Conclusion()
     known: dict[str, Any] | None = None
     unread: str = ""
     made_of: str = RING
@@ -83,9 +83,9 @@ class Explained:
     @property
     def unexplained(self) -> tuple[str, ...]:
         """The ids of the problems that failed, and for which no sentence accounts."""
-        told = {*self.told.explained, *self.told.others}
+        explained = {*self.conclusion.explained, *self.conclusion.others}
         ids = [one.problem.id for one in self.runs if not one.right]
-        return tuple(id for id in ids if id not in told)
+        return tuple(id for id in ids if id not in explained)
 
     @property
     def searched(self) -> bool:
@@ -104,18 +104,18 @@ class Explained:
         """What the target computes, in sentences; if a problem has no results, the first sentence says why."""
         stopped = [one for one in self.runs if one.stopped]
         said = [f"{one.problem.id}: no results ({one.stopped})." for one in stopped[:1]]
-        told = [reworded(one, self.made_of) for one in self.told.sentences]
-        return (*said, *self.notes, *told)
+        sentences = [reworded(one, self.made_of) for one in self.conclusion.sentences]
+        return (*said, *self.notes, *sentences)
 
     @property
     def alternatives(self) -> tuple[str, ...]:
         """Other explanations that fit as well, in sentences."""
-        return tuple(reworded(one.words, self.made_of) for one in self.told.alternatives)
+        return tuple(reworded(one.words, self.made_of) for one in self.conclusion.alternatives)
 
     @property
     def hint(self) -> str:
         """Where in a kernel to look for the first fault; '' if nothing is known about that."""
-        return hint_without_ring(self.told.hint, self.made_of)
+        return hint_without_ring(self.conclusion.hint, self.made_of)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -128,8 +128,8 @@ class Explained:
             ],
             "sentences": list(self.sentences),
             "alternatives": list(self.alternatives),
-            "explains": len(self.told.explained),
-            "explains_others": len(self.told.others),
+            "explains": len(self.conclusion.explained),
+            "explains_others": len(self.conclusion.others),
             "wrong": self.wrong,
             "unexplained": list(self.unexplained),
             "hint": self.hint,
@@ -176,7 +176,7 @@ def explain_target(
 
 def simple(found: Explained) -> bool:
     """Tell whether sentences account for every problem that failed, without lists of blocks or of pairs."""
-    faults = chain(found.told.faults, *(one.faults for one in found.told.separate))
+    faults = chain(found.conclusion.faults, *(one.faults for one in found.conclusion.separate))
     listed = any(LISTED in one.place or PAIRS in one.place for one in faults)
     return bool(found.wrong) and not found.unexplained and not listed
 
@@ -200,7 +200,7 @@ def not_read(claims: Capabilities, runs: Sequence[Run]) -> dict[str, tuple[Any, 
     """Return the claimed values on which no problem's results depend, by kind of claim."""
     asked = [(one.problem.id, used_by(one.problem.requires, one.problem.asked)) for one in runs]
     untested = coverage_of(claims, [Record(id, "pass", used=used) for id, used in asked]).untested
-    return {kind: values for kind, values in untested.items() if kind in TOLD_IF_NOT_READ}
+    return {kind: values for kind, values in untested.items() if kind in LISTED_IF_NOT_READ}
 
 
 def explain_block(target: Target, how: Search) -> Explained:
@@ -279,7 +279,7 @@ def explanation(
     return Explained(runs, found, known, made_of=made_of, notes=tuple(dict.fromkeys(notes)))
 
 
-def known_bug(bugs: KnownBugs, found: Told, wrong: Sequence[Run]) -> dict[str, Any] | None:
+def known_bug(bugs: KnownBugs, found: Conclusion, wrong: Sequence[Run]) -> dict[str, Any] | None:
     """Find the known bug that gives the same results in the problem that shows the fault; return None without one."""
     shown = [one for one in wrong if one.problem.id == found.shown_by]
     mutant = bugs.named(shown[0].problem, shown[0].outputs[0], found) if shown else None

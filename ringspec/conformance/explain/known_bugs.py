@@ -19,10 +19,10 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import View
 from ringspec.conformance.diagnose.match import Diagnosis, Far, diagnose, views_of
 from ringspec.conformance.diagnose.mutants import Mutant
+from ringspec.conformance.readout.conclusion import Conclusion
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.proof.read_proven import Stored, simplest
 from ringspec.conformance.readout.reading import Reading, reading_from
-from ringspec.conformance.readout.told import Told
 from ringspec.conformance.target.capabilities import Capabilities
 
 FILE = "known_bugs.json"
@@ -58,8 +58,8 @@ class KnownBugs:
         explained = tuple(one for one in readings if one.explained)
         return Stored(explained, len(explained) < len(readings))
 
-    def named(self, problem: Problem, outputs: Outputs, told: Told) -> Mutant | None:
-        """Return the known bug with the results of a problem that has the explanation ``told``; None without one."""
+    def named(self, problem: Problem, outputs: Outputs, conclusion: Conclusion) -> Mutant | None:
+        """Return the known bug with the results of a problem that ``conclusion`` is about; None without one."""
         if self.bugs and self.first == problem.id:
             return self.bugs[0]
         # A rounding bug leaves no fault to be read, and only the noise of such a bug hides that it is near. Two faults
@@ -67,9 +67,9 @@ class KnownBugs:
         seen = self.diagnosis(
             problem,
             outputs,
-            variants=len(told.faults) < 2,
-            rounding=not told.faults,
-            far="never" if told.faults else "if none is near",
+            variants=len(conclusion.faults) < 2,
+            rounding=not conclusion.faults,
+            far="never" if conclusion.faults else "if none is near",
         )
         return None if seen is None or seen.named is None else seen.named.mutant
 

@@ -14,10 +14,10 @@ from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.explain.known_bugs import KnownBugs
 from ringspec.conformance.readout.block_words import without_ring
 from ringspec.conformance.readout.problem.problems import Problem
-from ringspec.conformance.readout.problem.shapes import group_of
+from ringspec.conformance.readout.problem.shapes import subject_of
 from ringspec.conformance.readout.proof.read_proven import read_as, read_proven
 from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.search.reader import EVALUATIONS
+from ringspec.conformance.readout.search.context import EVALUATIONS
 from ringspec.conformance.run.call import Stop, ask, outputs_of
 from ringspec.conformance.target.conventions import as_seen
 from ringspec.conformance.target.protocol import Target
@@ -80,7 +80,7 @@ def runs_of(
     left, unexplained = EVALUATIONS_OF_ALL * longer, 0
     for problem in problems:
         geometry = problem.pairs.geometry
-        special = group_of(geometry) not in ("", "window", "batches")
+        special = subject_of(geometry) not in ("", "window", "batches")
         if (special or problem.of_other_sizes) and any(
             run.reading is not None and not run.right for run in made
         ):

@@ -22,7 +22,7 @@ from ringspec.compare.noise.predict import predict
 from ringspec.compare.noise.problem import Geometry
 from ringspec.compare.statistics.power import OPEN, UNDECLARED, Limits, Remembered, limits
 from ringspec.compare.statistics.strata import strata_for
-from ringspec.compare.statistics.tests import alarms, errors_of, examine, told
+from ringspec.compare.statistics.tests import alarms, errors_of, examine, in_words
 from ringspec.compare.statistics.types import Allowance, Test, allowance_for
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.judge.noise_inputs import (
@@ -68,7 +68,7 @@ class Examined:
     limits: Mapping[str, Limits] = dataclasses.field(default_factory=dict)
 
     def message(self) -> str:
-        lines = [told(test) for test in self.alarms[:NAMED]]
+        lines = [in_words(test) for test in self.alarms[:NAMED]]
         if len(self.alarms) > NAMED:
             lines.append(f"and {len(self.alarms) - NAMED} more tests")
         head = f"The errors are not the rounding noise of recipe {self.recipe.name}:"
@@ -82,7 +82,7 @@ class Examined:
             "p_relative_to": self.recipe.p_relative_to if self.declared else None,
             "rms": self.rms,
             "tests": self.count,
-            "alarms": [told(test) for test in self.alarms[:KEPT]],
+            "alarms": [in_words(test) for test in self.alarms[:KEPT]],
             "inferred": list(self.inferred),
             "limits": {name: one.as_dict() for name, one in self.limits.items()},
         }

@@ -8,7 +8,7 @@ in the order in which it is read; each imports only what stands before it:
 - :mod:`.model`: a model ring that computes with any of these faults
 - :mod:`.reading`: what was found out from the results of one problem, as plain data
 - :mod:`.search`: the search for the faults that give these results
-- :mod:`.told`: the readings of several problems combined, in sentences
+- :mod:`.conclusion`: the readings of several problems combined, in sentences
 - :mod:`.block_words`: these sentences for targets that are no ring of single workers; :mod:`.evidence`: the numbers of the
   picture in a report
 - :mod:`.proof`: what is kept of all this: the faults that give the results of the proofs, and that no right problem refutes

@@ -14,9 +14,9 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from ringspec.conformance.readout.conclusion import in_other_words
 from ringspec.conformance.readout.faults import hints
 from ringspec.conformance.readout.reading import Named, Reading
-from ringspec.conformance.readout.told import in_other_words
 
 RING, BLOCK, DENSE, GROUPS, HEADS = "ring", "block", "dense", "groups", "heads"
 Rules = tuple[tuple[str, str], ...]

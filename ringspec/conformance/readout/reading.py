@@ -46,7 +46,7 @@ class Named:
         """What identifies the same fault in another problem."""
         return self.phase, self.kind, self.place
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """Return one sentence that describes the fault."""
         where = f", {self.place}" if self.place else ""
         if PAIRS not in self.place:

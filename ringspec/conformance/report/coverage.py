@@ -102,8 +102,8 @@ def listed(kind: str, values: Sequence[Any], claimed: int) -> str:
     >>> listed("features", ("bias", "keep"), 9), listed("features", tuple("abcdefg"), 9)
     ('features bias, keep', 'features 7 of 9')
     """
-    told = ", ".join(map(str, values)) if len(values) <= FEW else f"{len(values)} of {claimed}"
-    return f"{kind.replace('_', ' ')} {told}"
+    shown = ", ".join(map(str, values)) if len(values) <= FEW else f"{len(values)} of {claimed}"
+    return f"{kind.replace('_', ' ')} {shown}"
 
 
 def used_by(needs: Mapping[str, Any], calls: Iterable[Call]) -> dict[str, list[Any]]:

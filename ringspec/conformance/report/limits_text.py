@@ -117,9 +117,9 @@ def meaning(limits: Sequence[FormatLimits]) -> str:
     'so a bfloat16 kernel whose o is too large by less than 0.017 % may pass'
     """
     sizes = [(one, name, one.size(name, "factor")) for one in limits for name in FACTORS]
-    told = next(((one, name, x) for one, name, x in sizes if x is not None), None)
-    if told is None:
+    example = next(((one, name, x) for one, name, x in sizes if x is not None), None)
+    if example is None:
         return "lse: a constant that is added to all its elements"
-    one, name, size = told
+    one, name, size = example
     below = f"less than {figure(100 * size)} %"
     return f"so a {one.format} kernel whose {name} is too large by {below} may pass"

@@ -33,13 +33,13 @@ def record_text(record: Record, most: int = MOST_FINDINGS) -> str:
         message = ""  # the findings are listed below
     if not message and record.outcome not in ("pass", "mismatch"):
         message = OUTCOMES[record.outcome]
-    told = explain_all(record.findings, most).splitlines()
+    findings = explain_all(record.findings, most).splitlines()
     # Do not repeat findings that the message already contains.
-    told = [line for line in told if line not in message]
+    findings = [line for line in findings if line not in message]
     lines = [f"{record.id}: {record.outcome}" + (f": {message}" if message else "")]
     if record.reason and record.reason not in message:
         lines.append(f"  {record.reason}")
-    lines += [f"  {line}" for line in told]
+    lines += [f"  {line}" for line in findings]
     return "\n".join([*lines, *diagnosis_lines(record)])
 
 

@@ -21,10 +21,10 @@ from ringspec.conformance.cases.calls import passes_for
 from ringspec.conformance.cases.model import Outputs, RunCase
 from ringspec.conformance.cases.problems import Seen, judged
 from ringspec.conformance.explain.read_problems import run_problem
+from ringspec.conformance.readout.conclusion import Conclusion, conclude
 from ringspec.conformance.readout.problem.chosen import problems_for
 from ringspec.conformance.readout.proof.replay import explains
 from ringspec.conformance.readout.reading import Reading
-from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.report.records import Finding
 from ringspec.conformance.reproduce.explicit import Explicit, call_for, case_of, explicit_of
 from ringspec.conformance.reproduce.reductions import REDUCTIONS, cost
@@ -159,7 +159,7 @@ shrink. Fix: leave --shrink out.
         tuple(search.steps),
         search.trials,
         time.monotonic() - begun,
-        sentences(search.told, search.best.call),
+        sentences(search.conclusion, search.best.call),
         search.finished,
     )
 
@@ -251,7 +251,7 @@ def claimed(claims: Capabilities, problem: Explicit) -> bool:
     return why_not(claims, case.requires | {"passes": passes_for(case, claims)}) is None
 
 
-def explanation_for(target: Target, trial: Trial, deadline: float) -> Told:
+def explanation_for(target: Target, trial: Trial, deadline: float) -> Conclusion:
     """Run readouts until together they explain a failure; return the explanation.
 
     It is empty if they do not explain it, or if the time runs out.
@@ -264,15 +264,15 @@ def explanation_for(target: Target, trial: Trial, deadline: float) -> Told:
         reading = run_problem(target, problem).reading
         if reading is not None and not reading.right:
             readings.append(reading)
-            found = told(readings)
+            found = conclude(readings)
             if explains(found, [trial.call], [trial.outputs]):
                 return found
-    return Told()
+    return Conclusion()
 
 
-def sentences(explanation: Told, call: Call) -> tuple[str, ...]:
+def sentences(explanation: Conclusion, call: Call) -> tuple[str, ...]:
     """Describe the faults that an explanation gives for the passes of this call."""
-    return tuple(one.told() for one in explanation.faults if one.phase in call.passes)
+    return tuple(one.sentence() for one in explanation.faults if one.phase in call.passes)
 
 
 @contextlib.contextmanager
@@ -296,9 +296,14 @@ class Search:
     """
 
     def __init__(
-        self, target: Target, first: Trial, told: Told, deadline: float, progress: Progress | None
+        self,
+        target: Target,
+        first: Trial,
+        conclusion: Conclusion,
+        deadline: float,
+        progress: Progress | None,
     ) -> None:
-        self.target, self.first, self.best, self.told = target, first, first, told
+        self.target, self.first, self.best, self.conclusion = target, first, first, conclusion
         self.deadline, self.progress = deadline, progress
         self.trials, self.finished = 0, True
         self.steps: list[str] = []
@@ -351,4 +356,6 @@ class Search:
         """
         if not trial.wrong or not trial.wrong <= self.first.wrong:
             return False
-        return not self.told.faults or explains(self.told, [trial.call], [trial.outputs])
+        return not self.conclusion.faults or explains(
+            self.conclusion, [trial.call], [trial.outputs]
+        )

@@ -16,7 +16,7 @@ from ringspec.conformance.run.opening import close, opened
 from ringspec.conformance.run.suite import Progress, Summary, run
 from ringspec.conformance.target.protocol import Target
 
-WIDTH, MOST_TOLD = 86, 4
+WIDTH, MOST_SHOWN = 86, 4
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Checked:
     def __str__(self) -> str:
         alike = with_shared_dtype(self.failures)
         shown = [one for one in self.failures if one not in alike[1:]]
-        lines = [line for one in shown[:MOST_TOLD] for line in told(one)]
-        if len(shown) > MOST_TOLD:
-            lines += [f"and {len(shown) - MOST_TOLD} more failures", ""]
+        lines = [line for one in shown[:MOST_SHOWN] for line in failure_lines(one)]
+        if len(shown) > MOST_SHOWN:
+            lines += [f"and {len(shown) - MOST_SHOWN} more failures", ""]
         if alike:
             lines += [*folded(shared_dtype_lines(alike, self.summary.recipe), WIDTH), ""]
         found = self.diagnosis
@@ -77,7 +77,7 @@ class Checked:
         return "\n".join([*lines, self.headline])
 
 
-def told(record: Record, width: int = WIDTH) -> list[str]:
+def failure_lines(record: Record, width: int = WIDTH) -> list[str]:
     """Describe a failure in lines of at most ``width`` characters, and add an empty line."""
     return [*folded(record_text(record, 2).splitlines(), width), ""]
 

@@ -61,10 +61,10 @@ def declared_recipe(declared: Declared, inputs: str) -> Recipe | None:
     if merges is not None and inputs not in MERGED:
         return None
     used = recipe_of(base) if merges is None else with_merges(recipe_of(base), merges)
-    told = ", ".join(f"{name} {value}" for name, value in changes.items() if name != "note")
+    changed = ", ".join(f"{name} {value}" for name, value in changes.items() if name != "note")
     label = base if merges is None else f"{base} with merges of {merges}"
-    if told:
-        label = f"{label}, {told}" if merges is not None else f"{label} with {told}"
+    if changed:
+        label = f"{label}, {changed}" if merges is not None else f"{label} with {changed}"
     return used.replace(**({"name": str(label)} | changes))
 
 

@@ -59,7 +59,7 @@ def split(
     )
 
 
-def told(keys: int, kv_heads: int) -> dict[str, Any]:
+def telling_values(keys: int, kv_heads: int) -> dict[str, Any]:
     return {"Hkv": kv_heads, "Dv": keys, "v": telling(kv_heads, keys)}
 
 
@@ -98,12 +98,12 @@ RINGS = (
     split(
         "double-ring/three-inner-w6", "With three ranks in the inner ring, the directions of hops differ.",
         "CP-1 CP-2", "ring-direction", by="double_ring", mesh=(("outer", 2), ("inner", 3)), S=12,
-        **told(12, 1),
+        **telling_values(12, 1),
     ),
     split(
         "all-gather/zigzag-causal-w3", "Gathered keys lie rank by rank, not in the order of tokens.",
         "CP-1 RING-10", "zigzag-chunk-order", by="all_gather", mesh=3, layout="zigzag", S=12, causal=True,
-        **told(12, 1),
+        **telling_values(12, 1),
     ),
     split(
         "all-gather/table-w3", "A table without order, with padding slots and a rank of one token.", "CP-2 LAYOUT-5",
@@ -115,7 +115,7 @@ RINGS = (
 HEADS = (
     split(
         "ulysses/gqa", "Two key heads on four ranks: each is repeated for its query heads, not tiled.", "CP-4",
-        "gqa-wrong-head", by="ulysses", mesh=4, H=8, S=8, **told(8, 2),
+        "gqa-wrong-head", by="ulysses", mesh=4, H=8, S=8, **telling_values(8, 2),
     ),
     split(
         "ulysses/gqa-backward", "Both ranks use one key head: its dk and dv are the sum of both copies.", "CP-3 CP-4",
@@ -123,11 +123,11 @@ HEADS = (
     ),
     split(
         "ulysses/uneven-key-heads-w3", "The query heads of rank 1 use key heads 0 and 1.", "CP-4", "gqa-wrong-head",
-        by="ulysses", mesh=3, H=6, S=6, **told(6, 2),
+        by="ulysses", mesh=3, H=6, S=6, **telling_values(6, 2),
     ),
     split(
         "ulysses/zigzag-causal", "After the exchange, rows lie rank by rank: chunks 0, 3, 1, 2.", "CP-1 RING-10",
-        "zigzag-chunk-order", by="ulysses", mesh=2, layout="zigzag", H=2, S=4, causal=True, **told(4, 2),
+        "zigzag-chunk-order", by="ulysses", mesh=2, layout="zigzag", H=2, S=4, causal=True, **telling_values(4, 2),
     ),
     split(
         "ulysses/sinks-dropout-w4", "Sinks and the dropout mask belong to global heads, not to local ones.",
@@ -136,16 +136,16 @@ HEADS = (
     ),
     split(
         "usp/both-orders-ring-outside", "The ring outside: neighbours along it are two ranks apart.", "CP-1 CP-2",
-        "group-ranks", by="usp", mesh=RING_OUTER, S=4, causal=True, **told(4, 2),
+        "group-ranks", by="usp", mesh=RING_OUTER, S=4, causal=True, **telling_values(4, 2),
     ),
     split(
         "usp/both-orders-ulysses-outside",
         "Ulysses outside: the ring's blocks are chunks 0, 2 and 1, 3, so no step is causal as a whole.",
-        "CP-1 CP-2", "group-ranks", by="usp", mesh=ULYSSES_OUTER, S=4, causal=True, **told(4, 2),
+        "CP-1 CP-2", "group-ranks", by="usp", mesh=ULYSSES_OUTER, S=4, causal=True, **telling_values(4, 2),
     ),
     split(
         "usp/every-row-far", "Every row meets the keys of all four ranks; a local result lacks components.", "CP-2",
-        "stale-keys", by="usp", mesh=RING_OUTER, S=8, **told(8, 1),
+        "stale-keys", by="usp", mesh=RING_OUTER, S=8, **telling_values(8, 1),
     ),
     split(
         "usp/sinks-w6", "Six ranks with sinks of both signs, which count once per row.", "FWD-5 CP-3", "sink-dropped",
@@ -157,11 +157,11 @@ HEADS = (
 TEXT = (
     split(
         "joint/front", "Text keys are used in the first ring step alone; each counts once.", "CP-5",
-        by="joint", mesh=RING_OUTER, S=11, text=(0, 1, 2), text_at="front", **told(11, 2),
+        by="joint", mesh=RING_OUTER, S=11, text=(0, 1, 2), text_at="front", **telling_values(11, 2),
     ),
     split(
         "joint/rear", "Text keys are used in the last ring step alone, and lie last in the sequence.", "CP-5",
-        by="joint", mesh=RING_OUTER, S=11, text=(8, 9, 10), text_at="rear", **told(11, 2),
+        by="joint", mesh=RING_OUTER, S=11, text=(8, 9, 10), text_at="rear", **telling_values(11, 2),
     ),
     split(
         "joint/backward", "Only text rows have a dy: differentiated on every copy, dk is R times too large.", "CP-5 CP-3",
@@ -214,11 +214,11 @@ SERVING = (
     ),
     split(
         "dcp/base", "Four keys and one: with lse of another base the shards weigh otherwise.", "CP-3 SOFT-3",
-        "natural-lse-as-log2 log2-lse", by="dcp", mesh=2, H=4, Sq=1, Sk=5, interleave=4, **told(5, 2),
+        "natural-lse-as-log2 log2-lse", by="dcp", mesh=2, H=4, Sq=1, Sk=5, interleave=4, **telling_values(5, 2),
     ),
     split(
         "dcp/empty-rank", "Three keys on four ranks: one rank has none.", "CP-6", "empty-merge-nan",
-        by="dcp", mesh=4, H=4, Sq=1, Sk=3, **told(3, 1),
+        by="dcp", mesh=4, H=4, Sq=1, Sk=3, **telling_values(3, 1),
     ),
     split(
         "dcp/empty-rank-i16", "With blocks of 16 keys, three of four ranks have none.", "CP-6", "empty-merge-nan",
@@ -226,11 +226,11 @@ SERVING = (
     ),
     split(
         "dcp/mtp", "Two queries, three keys: the first query does not see the newest key, on rank 0.", "CP-2 LAYOUT-13",
-        "end-alignment", by="dcp", mesh=2, **(after(3, 2) | told(3, 1)),
+        "end-alignment", by="dcp", mesh=2, **(after(3, 2) | telling_values(3, 1)),
     ),
     split(
         "dcp/mtp-ten-keys", "Three queries see 4, 4 and 5 keys of rank 1: no triangle.", "CP-2 LAYOUT-13", "end-alignment",
-        by="dcp", mesh=2, **(after(10, 3) | told(10, 1)),
+        by="dcp", mesh=2, **(after(10, 3) | telling_values(10, 1)),
     ),
     split(
         "dcp/mtp-i16", "With blocks of 16, the 17th key is alone on rank 1, and only the last query sees it.",
@@ -238,7 +238,7 @@ SERVING = (
     ),
     split(
         "dcp/gqa-group", "Two groups of two ranks: all ranks of a group hold the same key head.", "CP-4", "gqa-wrong-head",
-        by="dcp", mesh=TP_DCP, H=8, Sq=1, Sk=7, **told(7, 2),
+        by="dcp", mesh=TP_DCP, H=8, Sq=1, Sk=7, **telling_values(7, 2),
     ),
     split(
         "dcp/requests-mtp", "Three requests with three, one and two queries; each begins with rank 0.",

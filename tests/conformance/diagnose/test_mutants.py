@@ -186,11 +186,11 @@ GUISES = [(id, n) for id, one in MUTANTS.items() for n in range(len(one.guises))
 WITH_EMPTY_ROWS = ("ring/striped-negative-offset-w4", "adversarial/nothing-visible-w2")
 
 
-@pytest.mark.parametrize("way", [*WAYS, SMALL_TILES], ids=Way.told)
+@pytest.mark.parametrize("way", [*WAYS, SMALL_TILES], ids=Way.in_words)
 def test_the_right_program_gives_the_same_in_every_way(way):
     """In float64, with padding, empty rows, features and every circulation."""
     recipe = RECIPES_BY_NAME["float64"]
-    assert way != USUAL and way.told()
+    assert way != USUAL and way.in_words()
     for id in (*GOLDEN[::7], *WITH_EMPTY_ROWS):
         call = golden_call(id)
         right = RESULTS[call.operation](call, recipe, Hooks())

@@ -85,7 +85,7 @@ def test_the_reference_is_right_with_a_batch(recipe):
 def test_batch_entries_that_are_exchanged_are_named_as_such(name, recipe, no_catalogue):
     inputs, order, results, words = FAULTS[name]
     found = explain_target(Exchanged(inputs, order, results, recipe))
-    assert found.told.explained == (BATCHES,)
+    assert found.conclusion.explained == (BATCHES,)
     assert found.sentences[0] == f"In the forward pass, {words}."
     assert "batch entry" in found.hint and not any("head" in x for x in found.sentences)
 
@@ -129,7 +129,7 @@ SUMS = {
 def test_a_gradient_that_is_summed_over_the_batch_is_told_as_such(name, no_catalogue):
     mix, names, words = SUMS[name]
     found = explain_target(Mixed(mix, *names))
-    assert found.told.explained == (BATCHES,)
+    assert found.conclusion.explained == (BATCHES,)
     assert found.sentences == (f"In the backward pass, {words}.",)
     assert "batch entry" in found.hint
 
@@ -137,7 +137,7 @@ def test_a_gradient_that_is_summed_over_the_batch_is_told_as_such(name, no_catal
 @pytest.mark.slow
 def test_a_gradient_that_is_a_weighted_sum_over_the_batch_is_not_explained():
     found = explain_target(Mixed(lambda x: np.tensordot(0.8 ** np.arange(len(x)), x, 1), "dk"))
-    assert found.wrong == 1 and not found.told.explained
+    assert found.wrong == 1 and not found.conclusion.explained
 
 
 def test_a_target_of_one_batch_entry_or_of_other_head_ratios_is_not_given_a_batch():

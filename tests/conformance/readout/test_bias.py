@@ -142,5 +142,5 @@ SENTENCES = {
 @pytest.mark.parametrize("bug", SENTENCES)
 def test_a_known_bug_of_the_bias_is_explained(bug):
     found = told_of(MutantTarget(MUTANTS[bug], "float32"), "bias")
-    named = [x.told() for part in found.passes for x in (part.sets or [()])[0]]
+    named = [x.sentence() for part in found.passes for x in (part.sets or [()])[0]]
     assert found.explained and SENTENCES[bug] in named

@@ -135,21 +135,21 @@ def test_a_right_block_is_called_only_as_it_claims(claims):
 def test_a_fault_of_a_block_is_told_and_accounts_for_all_that_failed(fault, no_catalogue):
     found = explain_target(Block(fault))
     assert found.sentences == IN_ONE_BLOCK[fault]
-    assert len(found.told.explained) == found.wrong > 0
+    assert len(found.conclusion.explained) == found.wrong > 0
 
 
 @pytest.mark.parametrize("fault", all_but(NOTED, IN_SEVERAL_BLOCKS))
 def test_a_fault_that_shows_only_beside_other_blocks_is_told(fault, no_catalogue):
     found = explain_target(Block(fault))
     assert found.sentences == IN_SEVERAL_BLOCKS[fault] and not found.right
-    assert len(found.told.explained) == found.wrong
+    assert len(found.conclusion.explained) == found.wrong
 
 
 @pytest.mark.parametrize("fault", all_but(SOME, IN_ONE_BLOCK))
 def test_a_fault_of_a_dense_kernel_is_told_in_the_same_words(fault, no_catalogue):
     found = explain_target(Block(fault, claims=DENSE))
     assert found.sentences == IN_ONE_BLOCK[fault] and found.made_of == "dense"
-    assert len(found.told.explained) == found.wrong > 0
+    assert len(found.conclusion.explained) == found.wrong > 0
 
 
 def test_a_right_dense_kernel_is_right_with_every_mask():

@@ -10,11 +10,11 @@ from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.diagnose.mutants.hooks import Hooks
 from ringspec.conformance.diagnose.mutants.mutant import REFERENCES, mutant
 from ringspec.conformance.explain.explain import explain_target
+from ringspec.conformance.readout.conclusion import Separate
 from ringspec.conformance.readout.problem.geometry import Geometry, positions
 from ringspec.conformance.readout.proof.all_problems import proved
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.search.not_finite import not_finite
-from ringspec.conformance.readout.told import Separate
 
 CLAIMS = {
     "layouts": ("contiguous", "zigzag"),
@@ -85,12 +85,12 @@ def test_a_fault_of_both_passes_is_explained_in_every_problem(bug, sentences):
     masks = ("causal", "window") if bug == "offset-sign" else ("causal",)
     found = explain_target(Sometimes(bug, circulations=("kv", "q"), masks=masks))
     assert list(found.sentences) == sentences
-    assert len({*found.told.explained, *found.told.others}) == found.wrong > 0
+    assert len({*found.conclusion.explained, *found.conclusion.others}) == found.wrong > 0
 
 
 def test_a_fault_that_shows_with_four_workers_alone_is_said_to_do_so():
     found = explain_target(Sometimes("dkv-not-home", lambda call: call.workers == 4))
-    assert found.told.explained == ("readout/causal-contiguous-w4",)
+    assert found.conclusion.explained == ("readout/causal-contiguous-w4",)
     assert found.sentences == (
         "In the backward pass, dk and dv are added to those of the next step's visitor.",
         "This shows with 4 workers, and not with 3.",
@@ -118,7 +118,7 @@ def test_a_fault_that_shows_in_one_of_the_further_problems_alone_is_explained(
     )
     found = explain_target(target)
     assert [one.problem.id for one in found.runs if not one.right] == [f"readout/{id}"]
-    assert found.told.explained == (f"readout/{id}",)
+    assert found.conclusion.explained == (f"readout/{id}",)
     assert (
         found.sentences[0]
         == "In the backward pass, dk and dv are added to those of the next step's visitor."
@@ -127,7 +127,7 @@ def test_a_fault_that_shows_in_one_of_the_further_problems_alone_is_explained(
 
 def test_a_backward_pass_that_reads_what_step_0_saved_is_explained_by_one_sentence():
     found = explain_target(Sometimes("stale-keys"))
-    assert len(found.told.explained) == found.wrong > 2
+    assert len(found.conclusion.explained) == found.wrong > 2
     assert found.sentences == (
         "In the backward pass, every step uses the keys, values, lse and o of step 0.",
     )
@@ -141,7 +141,7 @@ def test_rows_that_are_nan_are_named_by_what_they_see_and_not_searched():
         "(a block that the mask hides counts), and nowhere else"
     )
     assert first.backward.left.startswith("the gradients, which the backward pass computes")
-    assert not found.told.explained and not found.searched
+    assert not found.conclusion.explained and not found.searched
     assert sum(one.reading.evaluations for one in found.runs if one.reading) == 0
 
 
@@ -174,7 +174,7 @@ def test_values_that_are_not_finite_but_should_be_are_listed(change, said):
 def test_a_query_that_is_scaled_in_place_by_each_call_is_told_as_such():
     layouts = ("contiguous", "zigzag", "striped")
     found = explain_target(TiledRing(scaled_again=True, layouts=layouts, directions=(1, -1)))
-    assert len(found.told.explained) == found.wrong > 4
+    assert len(found.conclusion.explained) == found.wrong > 4
     assert found.sentences[0] == (
         "In the forward pass, scores are multiplied by the scale once more with each block that the query sees."
     )
@@ -184,15 +184,17 @@ def test_faults_count_only_where_a_ring_with_all_of_them_gives_the_results():
     """A wrong set of the backward pass, as if it came from another problem, and a separate sentence that is wrong."""
     found = explain_target(Sometimes("stale-queries", circulations=("kv", "q")))
     problems = [(one.problem, one.outputs) for one in found.runs if not one.right]
-    assert proved(found.told, problems, ()) == found.told
-    first, *others = found.told.explained
+    assert proved(found.conclusion, problems, ()) == found.conclusion
+    first, *others = found.conclusion.explained
     wrong = Named("backward", "delta is negated", "", 1.0, "")
-    untrue = dataclasses.replace(found.told, faults=(*found.told.faults, wrong))
+    untrue = dataclasses.replace(found.conclusion, faults=(*found.conclusion.faults, wrong))
     assert proved(untrue, problems, ()).sentences == ()
     of_one = Separate((first,), "", "Delta is negated.", (wrong,), "")
-    apart = dataclasses.replace(found.told, explained=tuple(others), separate=(of_one,))
+    apart = dataclasses.replace(found.conclusion, explained=tuple(others), separate=(of_one,))
     assert proved(apart, problems, ()).separate == ()
-    assert proved(untrue, problems, found.told.explained).explained == found.told.explained
+    assert (
+        proved(untrue, problems, found.conclusion.explained).explained == found.conclusion.explained
+    )
 
 
 def with_both(first, second):

@@ -9,6 +9,7 @@ from ringspec.conformance.cases import readout
 from ringspec.conformance.cases.profiles import run_cases
 from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.diagnose.summary import Diagnoser, most_likely
+from ringspec.conformance.readout.conclusion import conclude
 from ringspec.conformance.readout.faults.hints import hint_for
 from ringspec.conformance.readout.faults.masks import masks_of
 from ringspec.conformance.readout.problem.chosen import problem_for
@@ -17,7 +18,6 @@ from ringspec.conformance.readout.problem.settings import SETTINGS
 from ringspec.conformance.readout.proof.replay import explains
 from ringspec.conformance.readout.reading import reading_from
 from ringspec.conformance.readout.search.vocabulary import kinds_of
-from ringspec.conformance.readout.told import told
 from ringspec.conformance.report.junit import junit
 from ringspec.conformance.report.lines import read_record
 from ringspec.conformance.report.report import Report, case_line, report_lines
@@ -121,7 +121,7 @@ def test_a_failure_with_another_fault_besides_remains():
 
 
 def test_faults_explain_no_call_of_a_correct_ring(wrong):
-    faults = told([reading_from(wrong.records[0].diagnosis["reading"])])
+    faults = conclude([reading_from(wrong.records[0].diagnosis["reading"])])
     assert faults.faults
     case = next(one for one in run_cases("smoke") if one.id == ONLY[-1])
     target = REFERENCES["float32"]

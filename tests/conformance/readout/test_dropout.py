@@ -159,5 +159,5 @@ SENTENCES = {
 @pytest.mark.parametrize("bug", SENTENCES)
 def test_a_known_bug_of_dropout_is_explained(bug):
     found = told_of(MutantTarget(MUTANTS[bug], "float32"), "dropout")
-    told = [x.told() for part in found.passes for x in (part.sets or [()])[0]]
+    told = [x.sentence() for part in found.passes for x in (part.sets or [()])[0]]
     assert found.explained and SENTENCES[bug] in told

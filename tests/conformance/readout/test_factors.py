@@ -41,8 +41,8 @@ def less_of_delta(p, dp, delta):
 )  # fmt: skip
 def test_a_factor_of_any_size_is_read_and_told_as_a_number_that_was_read(faults, words):
     found = explain_target(TiledRing(**faults))
-    assert found.wrong == len(found.told.explained) > 0
-    assert words in found.sentences[0] and len(found.told.faults) == 1
+    assert found.wrong == len(found.conclusion.explained) > 0
+    assert words in found.sentences[0] and len(found.conclusion.faults) == 1
 
 
 def test_a_usual_factor_is_told_in_its_own_words():

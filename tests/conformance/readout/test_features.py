@@ -60,4 +60,4 @@ SENTENCES = {
 def test_a_known_bug_of_a_feature_is_explained(bug):
     found = explain_target(limited(MutantTarget(MUTANTS[bug], "float32")))
     assert found.sentences[0] == SENTENCES[bug]
-    assert len(found.told.explained) == found.wrong > 0
+    assert len(found.conclusion.explained) == found.wrong > 0

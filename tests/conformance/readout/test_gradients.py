@@ -22,7 +22,7 @@ def slow(*values):
 def told_of(ring):
     """Return the explanation, which must account for every problem that failed."""
     told = explain_target(ring)
-    assert told.wrong == len(told.told.explained) > 0
+    assert told.wrong == len(told.conclusion.explained) > 0
     return told
 
 

@@ -41,7 +41,10 @@ def of_next_step(call, r, b):
 def test_values_of_the_next_step_are_named_with_and_without_a_mask(passes, sentences):
     ring = TiledRing(only_causal=False, passes=passes, values_of=of_next_step)
     told = explain_target(ring)
-    assert told.told.explained == ("readout/causal-contiguous-kv", "readout/full-contiguous-kv")
+    assert told.conclusion.explained == (
+        "readout/causal-contiguous-kv",
+        "readout/full-contiguous-kv",
+    )
     words = "in all but the last step, values are those of the next step's visitor"
     assert list(told.sentences) == [one.format(words) for one in sentences]
 
@@ -49,7 +52,7 @@ def test_values_of_the_next_step_are_named_with_and_without_a_mask(passes, sente
 def test_the_gradient_of_a_forward_pass_with_keys_of_wrong_slots_is_said_to_be_right_for_it():
     ring = TiledRing(("striped",), one_later=True)
     told = explain_target(ring)
-    assert told.told.explained == ("readout/causal-striped-kv",)
+    assert told.conclusion.explained == ("readout/causal-striped-kv",)
     assert told.sentences == (
         "In the forward pass, for keys of later workers, keys and values are taken from the next slot (in the last slot, from the first).",
         "The backward pass is the gradient of this wrong forward pass.",
@@ -58,10 +61,10 @@ def test_the_gradient_of_a_forward_pass_with_keys_of_wrong_slots_is_said_to_be_r
     call = told.runs[0].problem.proof
     result = ring.run(call)
     outputs = {name: getattr(result, name) for name in ("o", "lse", "dq", "dk", "dv")}
-    assert explains(told.told, [call], [outputs])
+    assert explains(told.conclusion, [call], [outputs])
     outputs["dk"] = [x.copy() for x in outputs["dk"]]
     outputs["dk"][0][0, 0, 3, 5] += 0.1
-    assert not explains(told.told, [call], [outputs])
+    assert not explains(told.conclusion, [call], [outputs])
 
 
 @dataclasses.dataclass(frozen=True)

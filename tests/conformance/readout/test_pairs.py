@@ -115,10 +115,10 @@ def slow(*parameters):
 )  # fmt: skip
 def test_pairs_that_no_place_describes_are_read_from_the_results(faults, words):
     found = explain_target(Dense(**faults))
-    assert not found.right and len(found.told.explained) == found.wrong
+    assert not found.right and len(found.conclusion.explained) == found.wrong
     said = [
-        fault.told()
-        for fault in found.told.faults
+        fault.sentence()
+        for fault in found.conclusion.faults
         if fault.phase == ("forward", "backward")["shown_to_dv" in faults]
     ]
     assert len(said) == 1 and words in said[0]
@@ -132,7 +132,7 @@ def test_zeros_show_one_fault_although_another_changes_every_weight():
     found = explain_target(
         Dense(shown=without_the_last_two_keys, times=lambda causal, i, j: np.log(2))
     )
-    assert len(found.told.explained) == found.wrong
+    assert len(found.conclusion.explained) == found.wrong
     said = " ".join(found.sentences)
     assert "for the last 2 keys of a worker, the block is not computed" in said
     assert "scores are multiplied by ln 2" in said
@@ -191,7 +191,7 @@ def test_zigzag_masks_that_are_wrong_only_in_visible_pairs_of_chunks_are_those_o
 
 def test_a_fault_in_the_p_of_dq_alone_is_told_as_such():
     found = explain_target(Dense(lse_of_dq=lambda lse: lse / np.log(2)))
-    assert [fault.kind for fault in found.told.faults] == [
+    assert [fault.kind for fault in found.conclusion.faults] == [
         "lse is divided by ln 2 (an lse in base 2 is used as if in base e) (for dq alone)"
     ]
 
@@ -263,5 +263,5 @@ def test_a_kernel_with_large_tiles_is_read():
 
     assert explain_target(Tiled()).right
     found = explain_target(Tiled(lse_of_dq=lambda lse: lse / np.log(2)))
-    assert len(found.told.explained) == found.wrong == 1
-    assert found.told.faults[0].kind.startswith("lse is divided by ln 2")
+    assert len(found.conclusion.explained) == found.wrong == 1
+    assert found.conclusion.faults[0].kind.startswith("lse is divided by ln 2")

@@ -18,6 +18,7 @@ from ringspec.conformance.diagnose.mutants import MUTANTS, MutantTarget
 from ringspec.conformance.explain import explain, read_problems
 from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.explain.read_problems import run_problem
+from ringspec.conformance.readout.conclusion import Conclusion, combined, unexplained
 from ringspec.conformance.readout.faults.kinds import Fault
 from ringspec.conformance.readout.faults.masks import masks_of, of_first_sizes
 from ringspec.conformance.readout.faults.places import LISTED, block_places, joined, part_places
@@ -33,12 +34,11 @@ from ringspec.conformance.readout.proof.ring_results import RingOf, RingOfFaults
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
 from ringspec.conformance.readout.search import backward_search, forward_search
 from ringspec.conformance.readout.search.backward_search import explain_backward
+from ringspec.conformance.readout.search.context import EVALUATIONS, SearchContext
 from ringspec.conformance.readout.search.fault_sets import composed
 from ringspec.conformance.readout.search.forward_search import explain_forward
 from ringspec.conformance.readout.search.matches import ratio_steady
-from ringspec.conformance.readout.search.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.search.vocabulary import every_kind, fault_named, kinds_of
-from ringspec.conformance.readout.told import Told, combined, unexplained
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
 from ringspec.formats import load
@@ -82,7 +82,7 @@ def ringspec(*arguments):
 
 
 def sentences(one):
-    return [fault.told() for found in one.passes for fault in (found.sets or [()])[0]]
+    return [fault.sentence() for found in one.passes for fault in (found.sets or [()])[0]]
 
 
 def read_first(target):
@@ -133,9 +133,9 @@ def test_two_faults_are_both_told():
     assert "for keys of worker 1, the share of dk is lost" in told
 
 
-def seen_of(reader, forward, backward):
+def seen_of(context, forward, backward):
     """What results of these faults would show."""
-    model = reader.model
+    model = context.model
     one = forward_pass(model, composed(model.right, forward))
     through = one.through
     delta = np.stack(
@@ -179,16 +179,16 @@ def test_two_faults_of_one_pass_are_both_found(phase, pair):
         REFERENCES["float32"].capabilities, head_ratios=(2,), circulations=("kv",)
     )
     problem = problems_for(claims)[0][0]
-    reader = Reader(problem.pairs, problem.tolerance, evaluations=500_000)
-    here = reader.geometry
-    faults = [fault_named(here, reader.masks, (phase, words, where)) for where, words in pair]
+    context = SearchContext(problem.pairs, problem.tolerance, evaluations=500_000)
+    here = context.geometry
+    faults = [fault_named(here, context.masks, (phase, words, where)) for where, words in pair]
     assert None not in faults
     with np.errstate(all="ignore"):
-        seen = seen_of(reader, *((faults, ()) if phase == "forward" else ((), faults)))
-        found, choices = explain_forward(reader, seen)
+        seen = seen_of(context, *((faults, ()) if phase == "forward" else ((), faults)))
+        found, choices = explain_forward(context, seen)
         if phase == "backward":
             assert found.whole and not found.faults
-            found = explain_backward(reader, seen, choices, True)
+            found = explain_backward(context, seen, choices, True)
     assert found.whole and len(found.faults) == 2
     told = {fault.kind.words for one in (found.faults, *found.others) for fault in one}
     assert told & {words for _, words in pair}
@@ -224,7 +224,7 @@ def test_an_explanation_says_where_right_results_show_that_it_does_not_hold():
 def test_other_explanations_that_right_results_refute_are_not_told():
     """Blocks of other workers are right without a mask, so they are not dropped in general: their mask is wrong."""
     told = explain_target(OnlyCausal("last-step-dropped"))
-    assert [one.right for one in told.runs][:2] == [False, True] and told.told.faults
+    assert [one.right for one in told.runs][:2] == [False, True] and told.conclusion.faults
     for faults in (told.sentences, told.alternatives):
         assert not any("not computed" in one for one in faults)
 
@@ -455,7 +455,7 @@ def test_gradients_of_an_o_that_is_not_finite_are_not_read():
         return last_key > last_row
 
     found = explain_target(TiledRing(rows=3, keys=5, is_skipped=without_first_tile))
-    assert not found.told.explained
+    assert not found.conclusion.explained
     assert found.sentences[-1].endswith(
         "the gradients, which the backward pass computes from these results."
     )
@@ -492,7 +492,7 @@ def test_inputs_that_are_rounded_to_16_bits_are_named_although_readouts_hold_who
         "In the forward pass, keys are rounded to bfloat16.",
         "In the backward pass, keys are rounded to bfloat16.",
     )
-    assert len(found.told.explained) == found.wrong == len(found.runs)
+    assert len(found.conclusion.explained) == found.wrong == len(found.runs)
 
 
 class OfFloat16(Ignoring):
@@ -528,14 +528,14 @@ def test_keys_and_values_that_are_rounded_when_they_are_sent_are_said_to_be_roun
         f"In the {one} pass, from step 1 on, keys and values are rounded to bfloat16."
         for one in passes
     )
-    assert len(found.told.explained) == found.wrong == len(found.runs)
+    assert len(found.conclusion.explained) == found.wrong == len(found.runs)
 
 
 def test_faults_that_need_direction_minus_1_are_read_and_said_to_need_it():
     told = explain_target(
         Ignoring(given=lambda call: call.direction == -1, change=lambda call, r: doubled(r.dk))
     )
-    assert told.wrong == 2 == len(told.told.explained)
+    assert told.wrong == 2 == len(told.conclusion.explained)
     assert told.sentences[0] == "In the backward pass, dk is too large by a factor of 2."
     assert told.sentences[1].startswith("This holds with direction -1 alone")
 
@@ -552,7 +552,7 @@ def test_a_scale_that_is_given_and_ignored_is_named():
             getattr(result, name)[:] = getattr(right, name)
 
     told = explain_target(Ignoring(given=given, change=usual))
-    assert told.wrong == 1 == len(told.told.explained)
+    assert told.wrong == 1 == len(told.conclusion.explained)
     assert any("1/sqrt(D), not by the scale that is given" in one for one in told.sentences)
 
 
@@ -561,7 +561,7 @@ def test_problems_that_nothing_explains_are_listed():
     failed = [
         explain.Run(x, Reading(x.id, False, PassRead(left="everything"))) for x in (one, other)
     ]
-    found = explain.Explained(tuple(failed), Told(stated=("A fault.",), explained=(one.id,)))
+    found = explain.Explained(tuple(failed), Conclusion(stated=("A fault.",), explained=(one.id,)))
     assert found.as_dict()["unexplained"] == [other.id]
     assert f"Not explained: {other.id.removeprefix('readout/')}." in lines("name", "name", found)
 
@@ -726,7 +726,7 @@ def test_gradients_are_replayed_only_if_the_forward_pass_fits(monkeypatch):
         raise AssertionError("a backward pass was computed")
 
     monkeypatch.setattr(RingOfFaults, "backward_pass", forbidden)
-    wrong = Told((Named("forward", "scores are not multiplied by the scale", "", 1.0, ""),))
+    wrong = Conclusion((Named("forward", "scores are not multiplied by the scale", "", 1.0, ""),))
     assert not gives(wrong, problem.proof, outputs).fits
     with pytest.raises(AssertionError, match="a backward pass"):
-        gives(Told(), problem.proof, outputs)
+        gives(Conclusion(), problem.proof, outputs)

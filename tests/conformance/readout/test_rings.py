@@ -20,14 +20,14 @@ def slow(*values):
 def told_of(**faults):
     """Return the explanation of a ring with these faults, which must account for every problem that failed."""
     told = explain_target(TiledRing(**faults))
-    assert told.wrong == len(told.told.explained) > 0
+    assert told.wrong == len(told.conclusion.explained) > 0
     return told
 
 
 def named(*words, phase="backward", **faults):
     """Assert that these are all sentences, apart from what the backward pass makes of a wrong forward pass."""
     found = told_of(**faults)
-    told = [one for one in found.sentences if one not in (*OF_BACKWARD, *found.told.ways)]
+    told = [one for one in found.sentences if one not in (*OF_BACKWARD, *found.conclusion.ways)]
     assert sorted(told) == sorted(f"In the {phase} pass, {one}." for one in words)
 
 
@@ -295,7 +295,7 @@ def test_keys_and_values_that_do_not_arrive_over_one_link_are_named(layout):
 
 def test_with_direction_minus_1_such_keys_are_those_of_earlier_workers():
     told = explain_target(TiledRing(("zigzag",), directions=(1, -1), no_wrap=True))
-    assert told.wrong == len(told.told.explained) + len(told.told.others) == 2
+    assert told.wrong == len(told.conclusion.explained) + len(told.conclusion.others) == 2
     words = "keys and values are 0 (the block counts with score 0)"
     assert told.sentences[-1] == " ".join(
         [

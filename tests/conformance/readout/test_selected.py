@@ -25,7 +25,7 @@ from ringspec.conformance.readout.search import (
     row_search,
     tile_search,
 )
-from ringspec.conformance.readout.search.reader import Reader
+from ringspec.conformance.readout.search.context import SearchContext
 from ringspec.conformance.targets.reference import REFERENCES
 
 
@@ -47,30 +47,30 @@ def assert_same(one, other):
 
 
 def test_a_local_fault_of_the_backward_pass_gives_at_its_place_what_it_gives_everywhere():
-    reader = Reader(first_problem().pairs, first_problem().tolerance)
-    right, shown = reader.model.right, forward_pass(reader.model, reader.model.right)
+    context = SearchContext(first_problem().pairs, first_problem().tolerance)
+    right, shown = context.model.right, forward_pass(context.model, context.model.right)
     saved = shown, shown.lse, shown.through
-    kinds, places = reader.kinds("backward"), reader.places("backward")
+    kinds, places = context.kinds("backward"), context.places("backward")
     rng = np.random.default_rng(1)
     tables = backward_pass(
-        reader.model, Fault("backward", kinds[-1], places.blocks[3]).applied(right), *saved
+        context.model, Fault("backward", kinds[-1], places.blocks[3]).applied(right), *saved
     )
     noise = [x if x is None else x * rng.choice([1.0, 1.1], x.shape) for x in tables]
     seen = Seen(shown.weights, shown.lse, np.ones(shown.lse.shape), shown.through, *noise)
-    without = backward_trials.with_kind(reader, seen, saved, right)
+    without = backward_trials.with_kind(context, seen, saved, right)
     selected = 0
     with np.errstate(all="ignore"):
         for kind in [x for x in kinds if not x.slots & {*OF_ALL}][::80]:
             everywhere = Fault("backward", kind, places.blocks[0])
-            applied = backward_trials.with_kind(reader, seen, saved, everywhere.applied(right))
+            applied = backward_trials.with_kind(context, seen, saved, everywhere.applied(right))
             attempt = backward_trials.attempts(
-                reader, seen, saved, right, without, applied, everywhere
+                context, seen, saved, right, without, applied, everywhere
             )
             if attempt.func is backward_trials.in_pairs_of:
                 selected += 1
                 for part in places.parts[selected % 5 + 1 :: 17]:
                     fault = Fault("backward", kind, joined(places.blocks[selected % 8], part))
-                    computed = backward_trials.with_kind(reader, seen, saved, fault.applied(right))
+                    computed = backward_trials.with_kind(context, seen, saved, fault.applied(right))
                     assert_same(attempt(fault), computed[1])
     assert selected > 10
 
@@ -79,23 +79,23 @@ def test_a_local_fault_of_the_backward_pass_gives_at_its_place_what_it_gives_eve
 def test_a_fault_in_some_rows_gives_in_them_what_it_gives_in_all(circulation):
     claims = REFERENCES["float32"].capabilities
     problem = problems_for(dataclasses.replace(claims, circulations=(circulation,)))[0][0]
-    reader = Reader(problem.pairs, problem.tolerance)
-    model, right = reader.model, reader.model.right
+    context = SearchContext(problem.pairs, problem.tolerance)
+    model, right = context.model, context.model.right
     shown = forward_pass(model, right)
     seen = Seen(shown.weights, shown.lse, shown.lse, shown.through)
-    plain = forward_search.match_forward(reader, seen, shown)
-    kinds, places = reader.kinds("forward"), reader.places("forward")
-    kinds = [x for x in kinds if row_search.rows_alone(reader, x, right)]
+    plain = forward_search.match_forward(context, seen, shown)
+    kinds, places = context.kinds("forward"), context.places("forward")
+    kinds = [x for x in kinds if row_search.rows_alone(context, x, right)]
     assert len(kinds) > 300
     with np.errstate(all="ignore"):
         for kind in kinds[::80]:
             everywhere = Fault("forward", kind, places.blocks[0]).applied(right)
-            applied = forward_search.match_forward(reader, seen, forward_pass(model, everywhere))
-            for part in reader.workers.parts[1::9]:
+            applied = forward_search.match_forward(context, seen, forward_pass(model, everywhere))
+            for part in context.workers.parts[1::9]:
                 rows = part.table[:, 0, :, :, 0]
                 one = Fault("forward", kind, part).applied(right)
-                computed = forward_search.match_forward(reader, seen, forward_pass(model, one))
-                selected = row_search.in_rows_of(reader, plain, applied, rows)
+                computed = forward_search.match_forward(context, seen, forward_pass(model, one))
+                selected = row_search.in_rows_of(context, plain, applied, rows)
                 assert_same(selected, computed)
 
 
@@ -107,11 +107,11 @@ def test_some_queries_are_merged_as_in_the_whole_ring(layout, parts):
     claims = dataclasses.replace(REFERENCES["float32"].capabilities, layouts=(layout,))
     problem = next(x for x in problems_for(claims)[0] if "causal" in x.id)
     there = dataclasses.replace(problem.pairs.geometry, parts=parts)
-    reader = Reader(dataclasses.replace(problem.pairs, geometry=there), problem.tolerance)
-    model, right, one = reader.model, reader.model.right, slice(5, 6)
-    blocks = reader.places("forward").blocks
+    context = SearchContext(dataclasses.replace(problem.pairs, geometry=there), problem.tolerance)
+    model, right, one = context.model, context.model.right, slice(5, 6)
+    blocks = context.places("forward").blocks
     there = np.array([x.table[..., 0] for x in blocks])
-    kinds, s = reader.kinds("forward"), scores_of_pairs(model, right)[:, :, :, one]
+    kinds, s = context.kinds("forward"), scores_of_pairs(model, right)[:, :, :, one]
     of_tiles = [
         x for x in kinds if x.slots == {"tiles"} and dict(x.changes)["tiles"].merge != OTHER_TOKENS
     ]
@@ -135,9 +135,9 @@ def test_some_queries_are_merged_as_in_the_whole_ring(layout, parts):
 
 
 def test_places_with_the_same_key_have_the_same_forward_pass():
-    reader = Reader(first_problem().pairs, first_problem().tolerance)
-    model, right = reader.model, reader.model.right
-    kinds, places = reader.kinds("forward"), reader.places("forward")
+    context = SearchContext(first_problem().pairs, first_problem().tolerance)
+    model, right = context.model, context.model.right
+    kinds, places = context.kinds("forward"), context.places("forward")
     there = np.array([x.table[..., 0] for x in places.blocks])
     equal = 0
     for kind in [x for x in kinds if x.slots == {"merge"}][:6]:

@@ -161,5 +161,5 @@ SENTENCES = {
 @pytest.mark.slow
 def test_a_known_bug_of_sinks_is_explained(bug):
     found = told_of(MutantTarget(MUTANTS[bug], "float32"), "sinks")
-    named = [x.told() for part in found.passes for x in (part.sets or [()])[0]]
+    named = [x.sentence() for part in found.passes for x in (part.sets or [()])[0]]
     assert found.explained and SENTENCES[bug] in named

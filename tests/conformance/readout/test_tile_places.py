@@ -79,7 +79,7 @@ def test_a_mask_with_one_key_too_many_moves_the_diagonal_of_every_block_that_nee
 
 def test_a_delta_of_only_a_tile_of_keys_is_named():
     found = explain_target(TiledRing(rows=8, keys=5, ds_of=of_its_tile))
-    assert found.wrong == len(found.told.explained) > 0
+    assert found.wrong == len(found.conclusion.explained) > 0
     assert found.sentences[0] == (
         "In the backward pass, delta is summed over only the keys of the tile, in tiles of 5 keys."
     )

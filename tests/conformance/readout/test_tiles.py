@@ -59,9 +59,9 @@ def named(sentence, ring):
     Others may only say what the backward pass uses, and what the kernel computes as one range.
     """
     told = explain_target(ring)
-    assert told.wrong == len(told.told.explained) > 0
+    assert told.wrong == len(told.conclusion.explained) > 0
     assert told.sentences[0] == sentence
-    others = [one for one in told.sentences[1:] if one not in told.told.ways]
+    others = [one for one in told.sentences[1:] if one not in told.conclusion.ways]
     assert all(one.startswith("The backward pass ") for one in others)
     return told
 
@@ -251,7 +251,7 @@ def test_the_lse_of_a_block_from_the_forward_pass_is_named_beside_tiles_that_onl
         rows=3, keys=5, passes=("backward",), own_lse=True, is_skipped=first_query_is_blind
     )
     told = explain_target(ring)
-    assert told.wrong == len(told.told.explained) > 0
+    assert told.wrong == len(told.conclusion.explained) > 0
     assert told.sentences == (
         "In the backward pass, tiles of 2 or 3 or 6 queries and 5 keys whose first query does not see their first key are skipped.",
         "In the backward pass, p is computed with the block's own lse.",

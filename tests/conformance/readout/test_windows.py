@@ -263,7 +263,7 @@ def test_calls_with_a_window_that_are_right_do_not_refute_a_mask_of_calls_withou
             return REFERENCES["float32"].run(call) if right else wrong.run(call)
 
     told = explain_target(RightWithAWindow())
-    assert told.wrong == len(told.told.explained) > 0
+    assert told.wrong == len(told.conclusion.explained) > 0
     assert "shows one key too many" in told.sentences[0]
     assert "tiles" not in told.sentences[0]
     assert "whose results are right" in told.sentences[-1]

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from ringspec.conformance.readout.conclusion import SAME_SCORES, Conclusion, base_in_words
 from ringspec.conformance.readout.faults.kinds import Fault
 from ringspec.conformance.readout.problem.chosen import problem_of, settings_for
 from ringspec.conformance.readout.proof.all_problems import with_sizes_that_hold
@@ -13,23 +14,22 @@ from ringspec.conformance.readout.proof.calls import given_of
 from ringspec.conformance.readout.proof.read_proven import needed
 from ringspec.conformance.readout.proof.ring_results import RingOf
 from ringspec.conformance.readout.reading import SAME, Named
+from ringspec.conformance.readout.search.context import SearchContext
 from ringspec.conformance.readout.search.fault_sets import undoes
-from ringspec.conformance.readout.search.reader import Reader
-from ringspec.conformance.readout.told import SAME_SCORES, Told, base_in_words
 from ringspec.conformance.targets.reference import reference_float32
 
 PER_SCALE = re.compile(r"(not multiplied by the scale|by the scale twice)$")
 
 
 @pytest.fixture(scope="module")
-def reader() -> Reader:
+def context() -> SearchContext:
     settings, _ = settings_for(reference_float32.capabilities)
-    return Reader(problem_of(settings[0], reference_float32.capabilities).pairs, 1e-5)
+    return SearchContext(problem_of(settings[0], reference_float32.capabilities).pairs, 1e-5)
 
 
-def test_only_what_contains_the_scale_is_said_to_lack_it_or_to_have_it_twice(reader):
+def test_only_what_contains_the_scale_is_said_to_lack_it_or_to_have_it_twice(context):
     for phase in ("forward", "backward"):
-        words = [one.words for one in reader.kinds(phase) if PER_SCALE.search(one.words)]
+        words = [one.words for one in context.kinds(phase) if PER_SCALE.search(one.words)]
         assert words and all(x.startswith(("scores ", "dq ", "dk ")) for x in words)
         assert not any("dv" in x for x in words)
 
@@ -37,22 +37,22 @@ def test_only_what_contains_the_scale_is_said_to_lack_it_or_to_have_it_twice(rea
 def test_of_several_sizes_of_tiles_those_are_told_that_hold_in_every_problem():
     kind = "tiles of 5 queries and 6 or 7 or 8 keys are skipped"
     faults = (Named("forward", kind, "", 1.0, ""),)
-    found = Told(faults, stated=(faults[0].told(),), explained=("one", "other"))
+    found = Conclusion(faults, stated=(faults[0].sentence(),), explained=("one", "other"))
 
-    def holds(id, told):
-        return " 8 keys" not in told.faults[0].kind or id == "one"
+    def holds(id, conclusion):
+        return " 8 keys" not in conclusion.faults[0].kind or id == "one"
 
     kept = with_sizes_that_hold(found, holds)
     assert kept.faults[0].kind == "tiles of 5 queries and 6 or 7 keys are skipped"
-    assert kept.stated == (kept.faults[0].told(),)
+    assert kept.stated == (kept.faults[0].sentence(),)
 
 
-def test_two_faults_that_move_different_parts_of_one_operand_are_not_told_together(reader):
+def test_two_faults_that_move_different_parts_of_one_operand_are_not_told_together(context):
     words = "queries are taken as in the layout zigzag", "queries are those of the next worker"
-    kinds = {one.words: one for one in reader.kinds("forward")}
-    everywhere, *_ = reader.places("forward").blocks
+    kinds = {one.words: one for one in context.kinds("forward")}
+    everywhere, *_ = context.places("forward").blocks
     layout, worker = (Fault("forward", kinds[x], everywhere) for x in words)
-    right = reader.model.right
+    right = context.model.right
     assert undoes(worker, layout.applied(right), right)
     assert not undoes(worker, right, right)
 
@@ -84,7 +84,7 @@ def test_a_fault_that_changes_nothing_in_a_problem_is_not_told_of_it():
         outputs = []
         for call in calls:
             results = {}
-            for made, _ in RingOf(given_of(call, 0)).passes_of(Told(faults)):
+            for made, _ in RingOf(given_of(call, 0)).passes_of(Conclusion(faults)):
                 results |= {name: tuple(y[None] for y in x) for name, x in made.items()}
             outputs.append(results)
         return needed(list(faults), "", calls, outputs)

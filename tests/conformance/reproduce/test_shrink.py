@@ -18,8 +18,8 @@ from ringspec.conformance.cases.calls import call_of
 from ringspec.conformance.cases.golden import is_asked
 from ringspec.conformance.cases.model import Judgement
 from ringspec.conformance.cases.profiles import run_cases
+from ringspec.conformance.readout.conclusion import Conclusion
 from ringspec.conformance.readout.reading import Named
-from ringspec.conformance.readout.told import Told
 from ringspec.conformance.report.records import Record
 from ringspec.conformance.reproduce import shrink as shrink_module
 from ringspec.conformance.reproduce.explicit import case_of, explicit_of
@@ -234,8 +234,8 @@ def test_a_smaller_problem_with_another_wrong_tensor_is_not_accepted():
 def test_a_smaller_problem_without_the_explanation_is_not_accepted(monkeypatch):
     """The explanation holds for three workers and more only, the wrong dv for two as well."""
     fault = Named("backward", "dv is too large by a factor of 2", "", 1.0, "")
-    with_three = lambda told, calls, outputs: calls[0].workers >= 3  # noqa: E731
-    monkeypatch.setattr(shrink_module, "explanation_for", lambda *_: Told((fault,)))
+    with_three = lambda conclusion, calls, outputs: calls[0].workers >= 3  # noqa: E731
+    monkeypatch.setattr(shrink_module, "explanation_for", lambda *_: Conclusion((fault,)))
     monkeypatch.setattr(shrink_module, "explains", with_three)
     found = shrink(Wrong("float32", answer=doubles_dv, **CLAIMS), case(ZIGZAG))
     assert found.last.problem.workers == 3

@@ -163,7 +163,7 @@ def test_one_explanation_says_what_this_version_computes_in_all_problems_that_fa
     known(EXPLANATIONS)
     found = explain_target(target)
     assert (found.known["id"], found.sentences) == EXPLANATIONS[VERSION]
-    assert len(found.told.explained) == found.wrong == len(found.runs) > 0
+    assert len(found.conclusion.explained) == found.wrong == len(found.runs) > 0
 
 
 @pytest.mark.diffusers

@@ -47,7 +47,7 @@ def test_one_explanation_says_so_in_all_problems_that_fail(target):
     assert found.sentences == (
         "In the backward pass, dk is returned as dk + dv, and dv as the dk + dv of the next worker.",
     )
-    assert len(found.told.explained) == found.wrong == len(found.runs) > 0
+    assert len(found.conclusion.explained) == found.wrong == len(found.runs) > 0
 
 
 @pytest.mark.lucidrains

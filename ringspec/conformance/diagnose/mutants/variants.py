@@ -64,10 +64,10 @@ class Way:
 
         return dataclasses.replace(hooks, probabilities=probabilities)
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Describe the choices for a report; '' for the usual ones.
 
-        >>> Way(skips=True, tile_k=2).told()
+        >>> Way(skips=True, tile_k=2).in_words()
         'fully masked blocks are skipped, tiles have 2 keys'
         """
         words = {
@@ -116,7 +116,7 @@ def ways_of(hooks: Hooks, call: Call, forward_is_right: bool = False) -> list[Wa
     >>> call = noise_call("example", "bf16", 2, mask="causal", tokens=16)
     >>> ways_of(Hooks(), call)
     []
-    >>> [way.told() for way in ways_of(Hooks(add=print), call)]
+    >>> [way.in_words() for way in ways_of(Hooks(add=print), call)]
     ['fully masked blocks are skipped']
     """
     usual = Hooks()

@@ -52,14 +52,14 @@ class Operand:
 
     def taken(self, source: Source) -> Kind:
         """Return the mistake of taking this input from a wrong source."""
-        return Kind(self.told(source), tables_at(self.of, source), self.cost + source.cost)
+        return Kind(self.words_for(source), tables_at(self.of, source), self.cost + source.cost)
 
     def given(self, source: Source) -> Kind:
         """Return the mistake of adding what belongs to this operand to that of a wrong source."""
         words = f"{self.noun} are added {source.added or f'to those {source.words}'}"
         return Kind(words, tables_at(self.of, source), self.cost + source.cost)
 
-    def told(self, source: Source) -> str:
+    def words_for(self, source: Source) -> str:
         many = self.noun.startswith(
             (
                 "keys",

@@ -207,20 +207,20 @@ def overwritten_kinds(geometry: Geometry, visible: Booleans, distinct: bool) -> 
                     words = f"each block keeps only the shares of its {which} tile of {size} {side}"
                     words += f", in tiles of {other} {across}" if other > 1 else ""
                     for names in of:
-                        told = f"of {listing(names)}, {words}"
+                        sentence = f"of {listing(names)}, {words}"
                         counts = at_counts(names, pattern.astype(float))
-                        yield Kind(told, counts, 1.2 + 0.01 * (other > 1), of_tiles=True)
+                        yield Kind(sentence, counts, 1.2 + 0.01 * (other > 1), of_tiles=True)
                 # The last tile of the last block alone remains.
                 axis = 1 if side == "keys" else 0
                 computed = np.asarray(kept[0].any(axis=3 + axis, keepdims=True))
                 last, _ = last_and_first(geometry, computed, axis)
                 for names in of:
-                    told = (
+                    sentence = (
                         f"{listing(names)} of each tile of {size} {side} {verb(names)} {REPLACED}"
                     )
-                    told += f", in tiles of {other} {across}" if other > 1 else ""
+                    sentence += f", in tiles of {other} {across}" if other > 1 else ""
                     counts = at_counts(names, (kept[0] & last).astype(float))
-                    yield Kind(told, counts, 1.25 + 0.01 * (other > 1), of_tiles=True)
+                    yield Kind(sentence, counts, 1.25 + 0.01 * (other > 1), of_tiles=True)
 
 
 def kept_of_parts(

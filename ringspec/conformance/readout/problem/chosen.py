@@ -22,8 +22,8 @@ from ringspec.conformance.readout.problem.shapes import (
     OF_SHAPE,
     Shape,
     geometry_for,
-    group_of,
     shape_for,
+    subject_of,
     unclaimed,
     with_circulation,
 )
@@ -45,7 +45,7 @@ def settings_for(claims: Capabilities) -> tuple[list[Setting], str]:
         if isinstance(shape, str):
             reasons.append(shape)
         else:
-            name = group_of(geometry_for(setting, shape, claims))
+            name = subject_of(geometry_for(setting, shape, claims))
             found.setdefault(name, []).append(setting)
     windows, packed, others, *features = (
         found.get(name, []) for name in ("window", "documents", "", *FEATURES)

@@ -49,7 +49,7 @@ HEAD_DIMENSION = "a head dimension"
 OF_SHAPE = (HEAD_DIMENSION, "at most")
 
 
-def group_of(geometry: Geometry) -> str:
+def subject_of(geometry: Geometry) -> str:
     """Return what a problem is about besides the ring: 'window', 'documents', one of FEATURES or ''."""
     return next(
         (name for name in ("documents", "window", *FEATURES) if getattr(geometry, name)), ""

@@ -12,6 +12,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.readout.conclusion import (
+    BATCHES,
+    WITH_A_WINDOW,
+    Conclusion,
+    conclude,
+    separate,
+)
 from ringspec.conformance.readout.faults.kinds import listing
 from ringspec.conformance.readout.faults.masks import SIZES, in_single_sizes, with_more_sizes
 from ringspec.conformance.readout.problem.problems import Problem
@@ -26,7 +33,6 @@ from ringspec.conformance.readout.proof.calls import expressible
 from ringspec.conformance.readout.proof.read_proven import simplest
 from ringspec.conformance.readout.proof.replay import Replayed, explains, gives, replay_of
 from ringspec.conformance.readout.reading import Named, PassRead, Reading
-from ringspec.conformance.readout.told import BATCHES, WITH_A_WINDOW, Told, separate, told
 
 MOST_NAMED = 3  # problems in a sentence; one more if it is the last
 WINDOW = re.compile(r"/(window|band)\b")  # in the ids of problems
@@ -43,14 +49,14 @@ SHOWN_ONLY = {
 
 def unrefuted(
     readings: Sequence[Reading], right: Sequence[tuple[Problem, Sequence[Outputs]]]
-) -> Told:
+) -> Conclusion:
     """Combine the readings of the problems that failed, without faults that would also show in problems that are right.
 
     ``right``: these problems, with the results of their two calls. If nothing else explains the problems that failed, the
     faults are told.
     """
     if all(BATCHES in one.problem for one in readings) or not any(x.explained for x in readings):
-        return told(readings)
+        return conclude(readings)
     proofs = proofs_of(readings, right)
     # Other code may compute calls with a window, so where these are right, it says little about the others.
     windows = {problem.id for problem, _ in right if problem.pairs.geometry.window is not None}
@@ -75,7 +81,7 @@ def unrefuted(
         return BATCHES in one.problem or (one.explained and all_refuted(one, right_with(parts)))
 
     own = [one for one in readings if one.evaluations or not says_nothing(one)]
-    return told([without_refuted(one, right_with(shown)) for one in own])
+    return conclude([without_refuted(one, right_with(shown)) for one in own])
 
 
 def proofs_of(
@@ -99,8 +105,10 @@ def proofs_of(
 
 
 def with_limits(
-    found: Told, readings: Sequence[Reading], right: Sequence[tuple[Problem, Sequence[Outputs]]]
-) -> Told:
+    found: Conclusion,
+    readings: Sequence[Reading],
+    right: Sequence[tuple[Problem, Sequence[Outputs]]],
+) -> Conclusion:
     """Say in which problems, whose results are right, the faults do not hold. The arguments are those of :func:`unrefuted`.
 
     Sizes of tiles and other explanations that these problems refute are left out.
@@ -109,7 +117,7 @@ def with_limits(
         return found
     proofs = proofs_of(readings, right)
 
-    def holds(id: str, one: Told) -> bool:
+    def holds(id: str, one: Conclusion) -> bool:
         return not any(refutes(proof, one) for _, proof in proofs)
 
     found = with_sizes_that_hold(found, holds) if proofs else found
@@ -121,7 +129,7 @@ def with_limits(
     return dataclasses.replace(found, refuted=does_not_hold(found, against))
 
 
-def does_not_hold(found: Told, against: Sequence[str]) -> tuple[str, ...]:
+def does_not_hold(found: Conclusion, against: Sequence[str]) -> tuple[str, ...]:
     """Say in which problems, whose results are right, the faults do not hold."""
     said = []
     for part, words in SHOWN_ONLY.items():
@@ -145,7 +153,9 @@ def ids_in_words(ids: Sequence[str]) -> str:
     return f"{', '.join(ids[:MOST_NAMED])} and {len(ids) - MOST_NAMED} others"
 
 
-def with_others(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:
+def with_others(
+    found: Conclusion, problems: Sequence[tuple[Problem, Sequence[Outputs]]]
+) -> Conclusion:
     """Count those of the problems whose results the told faults give; drop the alternatives that do not give them all."""
     named = {*found.explained, *found.others}
     alternatives = found.alternatives
@@ -166,7 +176,7 @@ def with_others(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]
     )
 
 
-def with_rest(found: Told, readings: Sequence[Reading]) -> Told:
+def with_rest(found: Conclusion, readings: Sequence[Reading]) -> Conclusion:
     """Say what is wrong in the problems that are explained by faults of others, and for which no sentence accounts."""
     named = {*found.explained, *found.others}
     rest = [one for one in readings if one.explained and one.problem not in named]
@@ -176,8 +186,8 @@ def with_rest(found: Told, readings: Sequence[Reading]) -> Told:
 
 
 def proved(
-    found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]], known: Collection[str]
-) -> Told:
+    found: Conclusion, problems: Sequence[tuple[Problem, Sequence[Outputs]]], known: Collection[str]
+) -> Conclusion:
     """Keep, of the problems for which sentences account, those whose results a ring with exactly the told faults gives.
 
     The faults of the two passes may come from different problems, so together they are proved only here. ``known``: the
@@ -185,7 +195,7 @@ def proved(
     """
     results = {problem.id: (problem, outputs) for problem, outputs in problems}
 
-    def holds(id: str, told_there: Told) -> bool:
+    def holds(id: str, told_there: Conclusion) -> bool:
         problem, outputs = results[id]
         compared, *renamed = [
             gives(one, problem.proof, outputs[1]) for one in with_a_window(told_there)
@@ -195,14 +205,14 @@ def proved(
     apart = [
         dataclasses.replace(one, problems=tuple(x for x in one.problems if holds(x, of_one)))
         for one in found.separate
-        for of_one in [Told(one.faults, one.base)]
+        for of_one in [Conclusion(one.faults, one.base)]
     ]
     found = dataclasses.replace(found, separate=tuple(one for one in apart if one.problems))
     own = [id for id in found.explained if id not in known]
     refuted = {id for id in own if not holds(id, found)}
     explained = tuple(id for id in found.explained if id not in refuted)
     if not explained:
-        return Told(left=found.left, separate=found.separate, shown_by=found.shown_by)
+        return Conclusion(left=found.left, separate=found.separate, shown_by=found.shown_by)
     alternatives = tuple(
         one
         for one in found.alternatives
@@ -219,7 +229,7 @@ def with_kind(faults: Sequence[Named], number: int, kind: str) -> tuple[Named, .
     )
 
 
-def with_sizes_that_hold(found: Told, holds: Callable[[str, Told], bool]) -> Told:
+def with_sizes_that_hold(found: Conclusion, holds: Callable[[str, Conclusion], bool]) -> Conclusion:
     """Tell, of several sizes of tiles, those that hold in all problems for which the sentence accounts.
 
     Sizes that give the same numbers in one problem may differ in another one.
@@ -230,7 +240,7 @@ def with_sizes_that_hold(found: Told, holds: Callable[[str, Told], bool]) -> Tol
             sizes = in_single_sizes(fault.kind)
             kept = []
             for kind in sizes if len(sizes) > 1 else ():
-                one = Told(with_kind(faults, number, kind), base)
+                one = Conclusion(with_kind(faults, number, kind), base)
                 if all(holds(id, one) for id in ids):
                     kept.append(kind)
             if kept:
@@ -268,7 +278,7 @@ def all_refuted(reading: Reading, right: Sequence[Replayed]) -> bool:
     """Return whether each set of faults of some pass would show in a problem that is right."""
     base = reading.backward.base if reading.backward else ""
     return any(
-        all(any(refutes(x, Told(one, base)) for x in right) for one in simplest(part))
+        all(any(refutes(x, Conclusion(one, base)) for x in right) for one in simplest(part))
         for part in reading.passes
         if part.sets
     )
@@ -284,7 +294,9 @@ def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:
         if part is None or not part.sets:
             return part
         sets = [
-            one for one in simplest(part) if not any(refutes(x, Told(one, base)) for x in right)
+            one
+            for one in simplest(part)
+            if not any(refutes(x, Conclusion(one, base)) for x in right)
         ]
         return dataclasses.replace(part, sets=tuple(sets) or part.sets)
 
@@ -293,7 +305,7 @@ def without_refuted(reading: Reading, right: Sequence[Replayed]) -> Reading:
     )
 
 
-def with_a_window(found: Told) -> list[Told]:
+def with_a_window(found: Conclusion) -> list[Conclusion]:
     """Return ``found``, and the same with the other name that a fault has in a problem with a window, which it may keep."""
     windowed = {causal: kept for kept, causal in WITH_A_WINDOW.items()}
     renamed = tuple(
@@ -305,7 +317,7 @@ def with_a_window(found: Told) -> list[Told]:
     ]
 
 
-def refutes(proof: Replayed, found: Told) -> bool:
+def refutes(proof: Replayed, found: Conclusion) -> bool:
     """Return whether the results of a problem are right where the faults would make them wrong."""
     for one in with_a_window(found):
         compared = proof.compared(one, in_every_way=True)

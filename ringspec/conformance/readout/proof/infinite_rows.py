@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.readout.conclusion import Conclusion
 from ringspec.conformance.readout.faults.masks import masks_of
 from ringspec.conformance.readout.faults.merges import HIDDEN_TOO, INFINITE, WRONG
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.proof.replay import Replayed, replay_of
 from ringspec.conformance.readout.reading import GRADIENT, SAME, Named, PassRead, Reading, in_words
-from ringspec.conformance.readout.told import Told
 
 WORDS = WRONG[INFINITE], f"{WRONG[INFINITE]}{HIDDEN_TOO}"
 
@@ -25,14 +25,14 @@ def by_infinite_rows(problem: Problem, found: Reading, outputs: Outputs) -> Read
     """
     replayed = replay_of(problem.call, outputs)
     for faults in possible(problem, replayed):
-        compared = replayed.compared(Told(faults), "forward")
+        compared = replayed.compared(Conclusion(faults), "forward")
         if compared is None or not (compared.fits and compared.wrong):
             continue
         forward = PassRead((faults,))
         if found.backward is None:
             return Reading(problem.id, False, forward)
         for base in (GRADIENT, SAME):
-            whole = replayed.compared(Told(faults, base=base))
+            whole = replayed.compared(Conclusion(faults, base=base))
             if whole is not None and whole.fits:
                 return Reading(problem.id, False, forward, PassRead(base=base))
         return Reading(problem.id, False, forward, found.backward)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.readout.conclusion import Conclusion, conclude
 from ringspec.conformance.readout.faults.hints import ROUNDING
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.proof.calls import expressible
@@ -23,7 +24,6 @@ from ringspec.conformance.readout.reading import SAME, SAVED, Named, PassRead, R
 from ringspec.conformance.readout.search.not_finite import NOT_FINITE, RESULTS
 from ringspec.conformance.readout.search.read_problem import read
 from ringspec.conformance.readout.search.rounding import narrow_results
-from ringspec.conformance.readout.told import Told, told
 from ringspec.conformance.target.protocol import Call
 
 MOST_TRIED, MOST_OF_TILES = 6, 2  # sets of faults of a pass
@@ -113,7 +113,7 @@ def right_too(problem: Problem, outputs: Outputs) -> bool:
     """Return whether the results of the problem's proof are right, too, as far as the model ring can compute them."""
     if not expressible(problem.proof):
         return True
-    compared = replay_of(problem.proof, outputs).compared(Told())
+    compared = replay_of(problem.proof, outputs).compared(Conclusion())
     return compared is None or compared.fits
 
 
@@ -132,18 +132,18 @@ def read_as(
     """
     calls = problem.call, problem.proof
 
-    def same_without_base(found: Told) -> bool:
+    def same_without_base(found: Conclusion) -> bool:
         # A wrong lse that is saved is no mistake that the backward pass can repeat, and where the mistake in storing o
         # changes nothing, nothing is used from before it.
         return found.base in (SAME, SAVED) and explains(
             dataclasses.replace(found, base=""), calls, outputs
         )
 
-    tried: list[Told] = []
+    tried: list[Conclusion] = []
     explained = [one for one in others if one.explained]
     # What accounts for most of the other problems is tried first.
     for one, found in (
-        (one, told(x)) for x in (explained, *([y] for y in explained)) for one in x[:1]
+        (one, conclude(x)) for x in (explained, *([y] for y in explained)) for one in x[:1]
     ):
         if not found.faults or found.faults in [x.faults for x in tried]:
             continue
@@ -188,12 +188,12 @@ def needed(
     """Return the faults without those that change nothing here, beside the others: of these, a problem shows nothing."""
     for one in tuple(faults)[::-1]:
         others = [x for x in faults if x is not one]
-        if others and explains(Told(tuple(others), base), calls, outputs):
+        if others and explains(Conclusion(tuple(others), base), calls, outputs):
             faults = others
     return faults
 
 
-def with_faults(part: PassRead, found: Told, possible: Sequence[Named]) -> PassRead:
+def with_faults(part: PassRead, found: Conclusion, possible: Sequence[Named]) -> PassRead:
     """Return the same pass with at most one set of faults: the ``possible`` ones of the first with no fault outside ``found``."""
     sets = [one for one in part.sets if set(one) <= set(found.faults)]
     left = [tuple(fault for fault in one if fault in possible) for one in sets[:1]]
@@ -259,12 +259,12 @@ def sets_that_fit(
     """Return the sets of faults of each pass that give the results of a call together; None if this cannot be computed."""
     kept: tuple[dict[tuple[Named, ...], None], ...] = ({}, {})
     for forward, backward in product(simplest(first) or ((),), simplest(second) or ((),)):
-        told_here = Told(faults=(*forward, *backward), base=second.base)
-        found = replayed.compared(told_here) if told_here.faults else None
+        together = Conclusion(faults=(*forward, *backward), base=second.base)
+        found = replayed.compared(together) if together.faults else None
         if found is None:
             return None
         if found.fits:
-            faults = replayed.without_contradiction(told_here).faults
+            faults = replayed.without_contradiction(together).faults
             for number, phase in enumerate(("forward", "backward")):
                 kept[number][tuple(one for one in faults if one.phase == phase)] = None
     return list(kept[0]), list(kept[1])
@@ -278,7 +278,7 @@ def proven_alone(reading: Reading, replayed: Replayed) -> Reading:
     passes: list[PassRead | None] = []
     for phase, one in (("forward", reading.forward), ("backward", reading.backward)):
         if phase == "forward" and one is not None and one.whole and not one.sets:
-            found = replayed.compared(Told(), phase)
+            found = replayed.compared(Conclusion(), phase)
             passes.append(one if found is None or found.fits else PassRead(left=NOT_RANDOM))
             continue
         if one is None or not one.sets or one.base:
@@ -287,7 +287,7 @@ def proven_alone(reading: Reading, replayed: Replayed) -> Reading:
         sets = [
             faults
             for faults in simplest(one)
-            if (found := replayed.compared(Told(faults), phase)) is not None and found.fits
+            if (found := replayed.compared(Conclusion(faults), phase)) is not None and found.fits
         ]
         passes.append(PassRead(tuple(sets)) if sets else PassRead(left=NOT_PROVED))
     if all(one is None or one.whole for one in passes):

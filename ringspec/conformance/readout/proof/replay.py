@@ -17,6 +17,7 @@ import numpy as np
 
 from ringspec.conformance.cases.model import Outputs
 from ringspec.conformance.diagnose.candidates import run_right
+from ringspec.conformance.readout.conclusion import Conclusion
 from ringspec.conformance.readout.faults.product_kinds import DS_WORDS, IN_HIDDEN_PAIRS
 from ringspec.conformance.readout.problem.geometry import VISIBLE, WHOLE
 from ringspec.conformance.readout.problem.pairs import OF_SLOTS
@@ -31,7 +32,6 @@ from ringspec.conformance.readout.proof.ring_results import OF_FORWARD, Made, Re
 from ringspec.conformance.readout.reading import Named
 from ringspec.conformance.readout.search.matches import near
 from ringspec.conformance.readout.search.rounding import LOOSE, is_rounding
-from ringspec.conformance.readout.told import Told
 from ringspec.conformance.target.protocol import Call
 from ringspec.formats import load
 from ringspec.problem.model import Array
@@ -57,22 +57,22 @@ class Compared:
     parts: str = ""
 
 
-def explains(told: Told, calls: Sequence[Call], outputs: Sequence[Outputs]) -> bool:
+def explains(conclusion: Conclusion, calls: Sequence[Call], outputs: Sequence[Outputs]) -> bool:
     """Return whether the faults give all outputs of a case's calls, and some of these outputs are not correct.
 
     The result is False if the model ring cannot express one of the calls.
     """
-    if not told.faults:
+    if not conclusion.faults:
         return False
-    found = [gives(told, call, got) for call, got in zip(calls, outputs, strict=True)]
+    found = [gives(conclusion, call, got) for call, got in zip(calls, outputs, strict=True)]
     return all(one is not None and one.fits for one in found) and any(
         one is not None and one.wrong for one in found
     )
 
 
-def gives(told: Told, call: Call, outputs: Outputs) -> Compared | None:
+def gives(conclusion: Conclusion, call: Call, outputs: Outputs) -> Compared | None:
     """Compare the outputs of a call with what the faults give; None if the model ring cannot express the call."""
-    return replay_of(call, outputs).compared(told) if expressible(call) else None
+    return replay_of(call, outputs).compared(conclusion) if expressible(call) else None
 
 
 KEPT: dict[tuple[int, ...], Replayed] = {}
@@ -91,7 +91,7 @@ def replay_of(call: Call, outputs: Outputs) -> Replayed:
     return KEPT[key]
 
 
-def of_parts(told: Told) -> bool:
+def of_parts(conclusion: Conclusion) -> bool:
     """Return whether one of the faults depends on the part of a block that is computed.
 
     It is a rule about tiles, or in some tiles, or a dS that is not 0 in the hidden pairs of this part.
@@ -99,7 +99,7 @@ def of_parts(told: Told) -> bool:
     words = [DS_WORDS[form] for form in IN_HIDDEN_PAIRS]
     return any(
         TILES.search(x) or any(one in x for one in words)
-        for fault in told.faults
+        for fault in conclusion.faults
         for x in (fault.kind, fault.place)
     )
 
@@ -118,33 +118,35 @@ class Replayed:
         batch = call.worker("q", 0).shape[0]
         self.rings = [[RingOf(one) for one in ways_of(given_of(call, n))] for n in range(batch)]
 
-    def compared(self, told: Told, phase: str = "", in_every_way: bool = False) -> Compared | None:
+    def compared(
+        self, conclusion: Conclusion, phase: str = "", in_every_way: bool = False
+    ) -> Compared | None:
         """Compare the outputs with what the faults give; None if the model ring cannot compute that.
 
         ``phase``: the only pass whose outputs are compared; '' for both. A backward pass that is compared alone is
         given the target's own o and lse. ``in_every_way``: None also if only some of the ways in which a ring may compute
         this call can have the faults, as where tiles are larger than a chunk.
         """
-        key = told.faults, told.base, phase, in_every_way
+        key = conclusion.faults, conclusion.base, phase, in_every_way
         if key not in self.known:
-            self.known[key] = self.compare(told, phase, in_every_way)
+            self.known[key] = self.compare(conclusion, phase, in_every_way)
         return self.known[key]
 
-    def compare(self, told: Told, phase: str, in_every_way: bool) -> Compared | None:
+    def compare(self, conclusion: Conclusion, phase: str, in_every_way: bool) -> Compared | None:
         """Do what :func:`compared` returns."""
         parts: list[Compared] = []
-        rounded = {fault.phase for fault in told.faults if is_rounding(fault.kind)}
+        rounded = {fault.phase for fault in conclusion.faults if is_rounding(fault.kind)}
         for entry, rings in enumerate(self.rings):
             found: list[Compared] = []
             for ring in rings:
                 way = ring.given.geometry.parts
                 if way and (
                     any(one.fits for one in found)
-                    or (way in (VISIBLE, WHOLE) and not of_parts(told))
+                    or (way in (VISIBLE, WHOLE) and not of_parts(conclusion))
                 ):
                     continue
                 made = ring.passes_of(
-                    told, saved_in(self.outputs, entry) if phase == "backward" else None
+                    conclusion, saved_in(self.outputs, entry) if phase == "backward" else None
                 )
                 if made is None and in_every_way:
                     return None
@@ -191,17 +193,19 @@ class Replayed:
                 o = ours.get("o")
         return Compared(True, wrong)
 
-    def without_contradiction(self, told: Told) -> Told:
+    def without_contradiction(self, conclusion: Conclusion) -> Conclusion:
         """Reduce each fault to what no later one changes again, if the faults then fit as well.
 
         Otherwise sentences contradict each other: 'lse and delta are those of the visitor', 'delta is that of the next
         worker'.
         """
         ring = self.rings[0][0]
-        faults = tuple(ring.reduced(told.faults, number) for number in range(len(told.faults)))
-        reduced = dataclasses.replace(told, faults=faults)
-        compared = self.compared(reduced) if faults != told.faults else None
-        return reduced if compared is not None and compared.fits else told
+        faults = tuple(
+            ring.reduced(conclusion.faults, number) for number in range(len(conclusion.faults))
+        )
+        reduced = dataclasses.replace(conclusion, faults=faults)
+        compared = self.compared(reduced) if faults != conclusion.faults else None
+        return reduced if compared is not None and compared.fits else conclusion
 
 
 def saved_in(outputs: Outputs, entry: int) -> tuple[Array, Array] | None:

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ringspec.conformance.readout.conclusion import Conclusion
 from ringspec.conformance.readout.faults.choices import KERNELS, Choices, components, mixing
 from ringspec.conformance.readout.faults.effects import STORED
 from ringspec.conformance.readout.faults.kinds import Fault, Name
@@ -42,7 +43,6 @@ from ringspec.conformance.readout.search.backward_search import carried
 from ringspec.conformance.readout.search.fault_sets import composed
 from ringspec.conformance.readout.search.rounding import is_rounding
 from ringspec.conformance.readout.search.vocabulary import every_kind, fault_named
-from ringspec.conformance.readout.told import Told
 from ringspec.problem.model import Array
 
 NOT_LINEAR = ("dy_ones", "exchanged")  # choices that cannot be replayed from S and G
@@ -101,7 +101,7 @@ class RingOf:
         return named
 
     def passes_of(
-        self, told: Told, saved: tuple[Array, Array] | None = None
+        self, conclusion: Conclusion, saved: tuple[Array, Array] | None = None
     ) -> Iterator[Made] | None:
         """Return what a ring with the faults makes: the results of its forward pass and, if there is a dy, of its backward pass.
 
@@ -109,20 +109,20 @@ class RingOf:
         by the four products in the module's docstring. ``saved``: o and lse for the backward pass, in place of those of
         this ring.
         """
-        given = [fault for fault in told.faults if not is_rounding(fault.kind)]
+        given = [fault for fault in conclusion.faults if not is_rounding(fault.kind)]
         faults = [one for fault in given if (one := self.fault(fault.name)) is not None]
         model = self.model if faults else self.right_model
         of_forward = [one for one in faults if one.phase == "forward"]
         forward = composed(model.right, of_forward)
-        base = carried(model.right, forward) if told.base == SAME else model.right
+        base = carried(model.right, forward) if conclusion.base == SAME else model.right
         backward = composed(base, [one for one in faults if one.phase == "backward"])
         whole = any(np.any(c[x]) for x in NOT_LINEAR for c in (forward, backward))
-        derived = told.base == GRADIENT
+        derived = conclusion.base == GRADIENT
         # gradient_of_forward gives dS at the row that reads a query, and sums it over key heads.
         moved = not model.correct(forward, "q") or forward["k.head"] is not model.right["k.head"]
         if (given and not faults) or whole or (derived and moved):
             return None
-        as_saved = told.base == SAVED
+        as_saved = conclusion.base == SAVED
         ring = RingOfFaults(
             self.given, model, forward, backward, derived, as_saved, None if as_saved else saved
         )

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from ringspec.conformance.cases.model import Outputs
+from ringspec.conformance.readout.conclusion import Conclusion
 from ringspec.conformance.readout.faults.kinds import listing
 from ringspec.conformance.readout.problem.geometry import OWN_CHUNKS, VISIBLE, WAYS, WHOLE
 from ringspec.conformance.readout.problem.problems import Problem
 from ringspec.conformance.readout.proof.replay import gives, of_parts
-from ringspec.conformance.readout.told import Told
 
 # What a kernel computes as one range, if not whole blocks, or chunks of them in the layout zigzag.
 OF_WAYS = {
@@ -20,16 +20,20 @@ OF_WAYS = {
 }
 
 
-def with_ways(found: Told, problems: Sequence[tuple[Problem, Sequence[Outputs]]]) -> Told:
+def with_ways(
+    found: Conclusion, problems: Sequence[tuple[Problem, Sequence[Outputs]]]
+) -> Conclusion:
     """Say what the kernel computes as one range, in the layouts in which the faults depend on it.
 
     Nothing is said where they hold for the usual ranges: whole blocks, in zigzag the chunks of their keys and queries.
     """
-    told = {id: Told(one.faults, one.base) for one in found.separate for id in one.problems}
-    told |= dict.fromkeys(found.explained, Told(found.faults, found.base))
+    by_problem = {
+        id: Conclusion(one.faults, one.base) for one in found.separate for id in one.problems
+    }
+    by_problem |= dict.fromkeys(found.explained, Conclusion(found.faults, found.base))
     ways: dict[str, list[str]] = {}
     for problem, outputs in problems:
-        one, layout = told.get(problem.id), problem.pairs.geometry.layout
+        one, layout = by_problem.get(problem.id), problem.pairs.geometry.layout
         if one is not None and of_parts(one) and layout in WAYS:
             compared = gives(one, problem.proof, outputs[1])
             if compared is not None and compared.fits and compared.parts:

@@ -1,7 +1,7 @@
 """Search for the faults that explain the results of one problem.
 
 The files, in the order in which they are read: :mod:`.matches` (comparing), :mod:`.fault_sets` (the search itself),
-:mod:`.read_factors`, :mod:`.vocabulary` (all faults), :mod:`.reader` (what the passes share), :mod:`.starts`, then the two
+:mod:`.read_factors`, :mod:`.vocabulary` (all faults), :mod:`.context` (what the passes share), :mod:`.starts`, then the two
 passes::
 
     forward                                 backward

@@ -7,8 +7,8 @@ import numpy as np
 from ringspec.conformance.readout.faults.choices import KERNELS, Choices
 from ringspec.conformance.readout.model.backward import Gradients
 from ringspec.conformance.readout.problem.pairs import Seen
+from ringspec.conformance.readout.search.context import SearchContext
 from ringspec.conformance.readout.search.matches import ZERO, Match, alike, near
-from ringspec.conformance.readout.search.reader import Reader
 from ringspec.problem.model import Array, Booleans
 
 # The matrices of the backward pass, and the names under which the model and Seen have them.
@@ -17,7 +17,7 @@ GRADIENTS_READ = {
 }  # fmt: skip
 
 
-def match_backward(reader: Reader, seen: Seen, ours: Gradients) -> Match:
+def match_backward(context: SearchContext, seen: Seen, ours: Gradients) -> Match:
     """Return which elements of each matrix that was read agree with ``ours``, the results of a ring with some faults."""
     assert seen.p is not None
     was = {name: getattr(seen, of) for name, of in GRADIENTS_READ.items()}
@@ -26,35 +26,37 @@ def match_backward(reader: Reader, seen: Seen, ours: Gradients) -> Match:
     equal = {}
     parts: Array | None = None
     for name, x in arrays.items():
-        known = reader.judged.get(name)
+        known = context.judged.get(name)
         if (
             known is not None
             and known[0] is x
-            and (name == "P" or "P" in reader.judged and reader.judged["P"][0] is arrays["P"])
+            and (name == "P" or "P" in context.judged and context.judged["P"][0] is arrays["P"])
         ):
             equal[name] = known[1].equal[name]
         elif name == "P":
-            equal[name] = near(seen.p, x, np.abs(x), reader.tolerance)
+            equal[name] = near(seen.p, x, np.abs(x), context.tolerance)
         elif name == "dsinks":
-            equal[name] = equal_sinks(reader, seen, x, arrays["P"])
+            equal[name] = equal_sinks(context, seen, x, arrays["P"])
         else:
             if parts is None:
-                largest = reader.largest + np.abs(seen.delta)[:, None, :, :, None]
+                largest = context.largest + np.abs(seen.delta)[:, None, :, :, None]
                 parts = np.abs(arrays["P"]) * largest
-            equal[name] = near(was[name], x, np.maximum(np.abs(x), parts), reader.tolerance)
-    known = reader.judged.get("P")
+            equal[name] = near(was[name], x, np.maximum(np.abs(x), parts), context.tolerance)
+    known = context.judged.get("P")
     if known is not None and known[0] is arrays["P"]:
         same = known[1]
         return Match(equal, lambda: arrays, lambda: same.alike)
     seen_p = seen.p
-    return Match(equal, lambda: arrays, lambda: {"P": alike(seen_p, arrays["P"], reader.tolerance)})
+    return Match(
+        equal, lambda: arrays, lambda: {"P": alike(seen_p, arrays["P"], context.tolerance)}
+    )
 
 
-def equal_sinks(reader: Reader, seen: Seen, ours: Array, p: Array) -> Booleans:
+def equal_sinks(context: SearchContext, seen: Seen, ours: Array, p: Array) -> Booleans:
     """Return where the predicted dsinks [a, h, sink] agree; ``p`` has the predicted weights of the backward pass."""
     weight = np.abs(1 - p.sum(axis=(1, 4)))
     size = (weight * np.abs(seen.delta)).sum(axis=2)[..., None]
-    return near(np.asarray(seen.dsinks), ours, np.maximum(np.abs(ours), size), reader.tolerance)
+    return near(np.asarray(seen.dsinks), ours, np.maximum(np.abs(ours), size), context.tolerance)
 
 
 def zeros_of(

@@ -18,9 +18,9 @@ from ringspec.conformance.readout.problem.pairs import Seen
 from ringspec.conformance.readout.reading import GRADIENT, SAME, SAVED
 from ringspec.conformance.readout.search.backward_match import match_backward, zeros_of
 from ringspec.conformance.readout.search.backward_trials import backward_faults
+from ringspec.conformance.readout.search.context import SearchContext
 from ringspec.conformance.readout.search.fault_sets import MOST_FAULTS, composed, explain
 from ringspec.conformance.readout.search.matches import Explanation, Match
-from ringspec.conformance.readout.search.reader import Reader
 from ringspec.conformance.readout.search.starts import Start, starts_of
 from ringspec.problem.model import Array
 
@@ -44,7 +44,7 @@ def carried(right: Choices, forward: Choices) -> Choices:
 
 
 def explain_backward(
-    reader: Reader,
+    context: SearchContext,
     seen: Seen,
     choices: Choices,
     forward_is_whole: bool,
@@ -58,13 +58,13 @@ def explain_backward(
     pass, or a pass that makes the same wrong choices as the forward pass. It may also use o and lse as they were
     before the forward pass stored them wrongly.
     """
-    model = reader.model
+    model = context.model
     forward = forward_pass(model, choices)
     returned = forward.lse if seen.lse is None else seen.lse, seen.through
 
     def as_returned() -> Explanation:
         return backward_from(
-            reader, seen, choices, forward_is_whole, forward, *returned, known=known
+            context, seen, choices, forward_is_whole, forward, *returned, known=known
         )
 
     if not forward_is_whole or all(choices[x] is model.right[x] for x in STORED):
@@ -76,11 +76,13 @@ def explain_backward(
     kept = forward_pass(model, before)
 
     def as_kept(most_faults: int) -> Explanation:
-        found = backward_from(reader, seen, before, True, kept, kept.lse, kept.through, most_faults)
+        found = backward_from(
+            context, seen, before, True, kept, kept.lse, kept.through, most_faults
+        )
         return dataclasses.replace(found, base=SAVED, whole=found.whole and not found.base)
 
     plain, plain_kept = (
-        match_backward(reader, seen, backward_pass(model, model.right, *saved))
+        match_backward(context, seen, backward_pass(model, model.right, *saved))
         for saved in ((forward, *returned), (kept, kept.lse, kept.through))
     )
     if plain_kept.whole and not plain.whole:
@@ -96,7 +98,7 @@ def explain_backward(
 
 
 def backward_from(
-    reader: Reader,
+    context: SearchContext,
     seen: Seen,
     choices: Choices,
     forward_is_whole: bool,
@@ -111,22 +113,22 @@ def backward_from(
     ``lse`` has the axes [a, h, i], and ``through`` contains the products of each row of o with every dy. ``most_faults``:
     the largest number of faults.
     """
-    model = reader.model
+    model = context.model
 
     saved = forward, lse, through
 
     def predict(base: Choices) -> Match:
-        return match_backward(reader, seen, backward_pass(model, base, *saved))
+        return match_backward(context, seen, backward_pass(model, base, *saved))
 
     def keep(base: Choices) -> None:
         keep_backward(model, base, *saved)
-        reader.judged.clear()
+        context.judged.clear()
         one = predict(base)
-        reader.judged.update({name: (x, one) for name, x in one.ours.items()})
+        context.judged.update({name: (x, one) for name, x in one.ours.items()})
 
     bases = [("", model.right)]
     if choices is not model.right and forward_is_whole:
-        gradient = match_backward(reader, seen, gradient_of_forward(model, choices))
+        gradient = match_backward(context, seen, gradient_of_forward(model, choices))
         # With keys of a wrong head, dk and dv are not those of the heads that the forward pass read.
         own_heads = all(choices[x] is model.right[x] for x in ("k.head", "v.head"))
         if gradient.whole and own_heads:
@@ -143,25 +145,25 @@ def backward_from(
     tried = [(size, number) for size in sizes for number in range(len(bases))]
     for size, number in tried:
         words, base = bases[number]
-        first = of_empty_rows(reader, base, lse, predict)
+        first = of_empty_rows(context, base, lse, predict)
         base = composed(base, first)
         if size > 1 and any(one.whole for one, _ in found):
             break
-        reader.search_from(base)
+        context.search_from(base)
         one = explain(
             model,
             keep,
             predict,
             base,
             lambda now, match, last: backward_faults(
-                reader, seen, saved, now, match, last, of_way=reader.in_another_way(now)
+                context, seen, saved, now, match, last, of_way=context.in_another_way(now)
             ),
-            reader.part(1 / (len(bases) - number)),
-            lambda now, match: backward_starts(reader, seen, saved, now, match),
+            context.part(1 / (len(bases) - number)),
+            lambda now, match: backward_starts(context, seen, saved, now, match),
             size,
             known,
             size == sizes[0],
-            reader.places("backward").blocks,
+            context.places("backward").blocks,
         )
         others = tuple((*first, *faults) for faults in one.others)
         one = Explanation((*first, *one.faults), one.whole, one.match, others, words)
@@ -172,19 +174,19 @@ def backward_from(
 
 
 def of_empty_rows(
-    reader: Reader, base: Choices, lse: Array, predict: Callable[[Choices], Match]
+    context: SearchContext, base: Choices, lse: Array, predict: Callable[[Choices], Match]
 ) -> tuple[Fault, ...]:
     """Return the fault of taking an lse of -inf for 0, if that agrees better; it shows only if a row wrongly sees no key."""
     if not np.isneginf(lse).any():
         return ()
-    kinds, places = reader.kinds("backward"), reader.places("backward")
+    kinds, places = context.kinds("backward"), context.places("backward")
     kind = next(one for one in kinds if dict(one.changes).get("lse") == ZERO_IF_EMPTY)
     fault = Fault("backward", kind, places.blocks[0])
     return (fault,) if predict(fault.applied(base)).score > predict(base).score else ()
 
 
 def backward_starts(
-    reader: Reader,
+    context: SearchContext,
     seen: Seen,
     saved: tuple[Forward, Array, Array],
     choices: Choices,
@@ -192,13 +194,13 @@ def backward_starts(
 ) -> Iterator[Sequence[Start]]:
     """Yield faults that explain one of several wrong matrices, then sets of faults that explain where a matrix is 0."""
     by_zeros = [
-        starts_of(reader, "backward", choices, ours, there, only)
+        starts_of(context, "backward", choices, ours, there, only)
         for only, (ours, there) in zeros_of(seen, match).items()
         if only != "dk"
     ]
     wrong = [name for name, x in match.equal.items() if not x.all()]
     for name in wrong if len(wrong) > 1 else ():
-        found = backward_faults(reader, seen, saved, choices, match, True, name)
+        found = backward_faults(context, seen, saved, choices, match, True, name)
         whole = [fault for fault, got in found if got.equal[name].all()]
         yield [(fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS]]
     yield from ([one for one in starts if len(one) == 1][:MOST_STARTS] for starts in by_zeros)

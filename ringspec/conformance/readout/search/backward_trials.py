@@ -30,9 +30,9 @@ from ringspec.conformance.readout.model.forward import Forward
 from ringspec.conformance.readout.model.shares import Shares, shares_of_pairs
 from ringspec.conformance.readout.problem.pairs import Seen
 from ringspec.conformance.readout.search.backward_match import equal_sinks, match_backward, zeros_of
+from ringspec.conformance.readout.search.context import PairsShown, SearchContext, of_ranges
 from ringspec.conformance.readout.search.fault_sets import Attempt, Candidates
 from ringspec.conformance.readout.search.matches import Match, alike, changes
-from ringspec.conformance.readout.search.reader import PairsShown, Reader, of_ranges
 from ringspec.conformance.readout.search.starts import useful
 from ringspec.problem.model import Array, Booleans
 
@@ -43,7 +43,7 @@ HALF = 0.5  # a kind is tried in just the pairs that it explains if these are at
 
 
 def backward_faults(
-    reader: Reader,
+    context: SearchContext,
     seen: Seen,
     saved: tuple[Forward, Array, Array],
     choices: Choices,
@@ -63,49 +63,50 @@ def backward_faults(
     wrong rows. So one evaluation with the kind applied everywhere shows which pairs it explains. A share that is
     added to a wrong row makes two elements wrong: the one where it is missing and the one where it is added.
     """
-    kinds, places = reader.kinds("backward"), reader.places("backward")
+    kinds, places = context.kinds("backward"), context.places("backward")
 
-    model = reader.model
+    model = context.model
     here = shares_of_pairs(model, choices, *saved)
     wrong = {name: not x.all() for name, x in match.equal.items()}
-    may_help = useful(reader, "backward", kinds, choices, zeros_of(seen, match, choices))
+    may_help = useful(context, "backward", kinds, choices, zeros_of(seen, match, choices))
     for kind in itertools.takewhile(model.may_go_on, may_help):
         touched = of_interest(kind, choices, wrong, last, alone)
         if not touched or (
             last
             and (
                 (of_way and not of_ranges(kind))
-                or not may_reach(reader, kind, choices, match, touched)
+                or not may_reach(context, kind, choices, match, touched)
             )
         ):
             continue
         everywhere = Fault("backward", kind, places.blocks[0])
-        if last and is_loss(kind) and not in_place(reader, choices):
+        if last and is_loss(kind) and not in_place(context, choices):
             # The results show shares elsewhere than in the blocks where they are lost.
             lost = (Fault("backward", kind, place) for place in (*places.blocks, *places.heads))
             yield from (
-                (fault, with_kind(reader, seen, saved, fault.applied(choices))[1]) for fault in lost
+                (fault, with_kind(context, seen, saved, fault.applied(choices))[1])
+                for fault in lost
             )
             continue
-        of_kind = functools.partial(with_kind, reader, seen, saved, everywhere.applied(choices))
-        there, got = reader.once("kind", kind, choices, of_kind)
+        of_kind = functools.partial(with_kind, context, seen, saved, everywhere.applied(choices))
+        there, got = context.once("kind", kind, choices, of_kind)
         attempt = kept_by_place(
-            attempts(reader, seen, saved, choices, (here, match), (there, got), everywhere)
+            attempts(context, seen, saved, choices, (here, match), (there, got), everywhere)
         )
         if kind.slots & set(OF_ALL) or ("dsinks" in touched and len(touched) > 1):
             yield everywhere, got
             continue
         if touched == ["dsinks"]:
-            yield from in_sinks(reader, kind, attempt, match, got)
+            yield from in_sinks(context, kind, attempt, match, got)
             continue
         moved = {LANDING[name] for name in kind.names if name in LANDING}
         stay = [name for name in touched if name not in moved and changes(match, got, name)]
         if not stay:
-            if reader.geometry.padding:  # tokens of some workers may have no padding to pass
+            if context.geometry.padding:  # tokens of some workers may have no padding to pass
                 yield everywhere, got
-            good, bad = reader.movable(kind, match, moved)
+            good, bad = context.movable(kind, match, moved)
             if good.any():
-                yield from reader.at_best(kind, places, good, bad, attempt, "backward", True)
+                yield from context.at_best(kind, places, good, bad, attempt, "backward", True)
             continue
         better = {name: got.equal[name] & ~match.equal[name] for name in stay}
         worse = {name: match.equal[name] & ~got.equal[name] for name in stay}
@@ -119,41 +120,43 @@ def backward_faults(
             judged += [(better[name], worse[name]) for name in stay if better[name].any()]
         able = of_whole_sums(kind)
         for good, bad in judged:
-            yield from reader.at_best(kind, places, good, bad, attempt, "backward", able=able)
+            yield from context.at_best(kind, places, good, bad, attempt, "backward", able=able)
         right = np.all([match.equal[name] | got.equal[name] for name in stay], axis=0)
         pairs = np.asarray((every[0] > 0) & ~every[1] & right)
         if able is None and any(pairs.sum() >= HALF * (~match.equal[name]).sum() for name in stay):
             shown = PairsShown(pairs, np.asarray(every[0] > 0), ~every[1])
-            yield from reader.in_pairs("backward", kind, shown, attempt)
+            yield from context.in_pairs("backward", kind, shown, attempt)
 
 
 def may_reach(
-    reader: Reader, kind: Kind, choices: Choices, match: Match, touched: Sequence[str]
+    context: SearchContext, kind: Kind, choices: Choices, match: Match, touched: Sequence[str]
 ) -> bool:
     """Return whether a kind that takes other slots of an operand changes every wrong pair of the matrices that it touches.
 
     True for other kinds. It is seen without an evaluation, which one that may not explain everything would waste.
     """
-    local = kind.slots <= LOCAL_SLOTS and is_local(reader, kind, choices)
-    if not (local and in_place(reader, choices)):
+    local = kind.slots <= LOCAL_SLOTS and is_local(context, kind, choices)
+    if not (local and in_place(context, choices)):
         return True
-    applied = Fault("backward", kind, reader.places("backward").blocks[0]).applied(choices)
+    applied = Fault("backward", kind, context.places("backward").blocks[0]).applied(choices)
     now, then = (one.in_kernel(kind.only) for one in (applied, choices))
     changed = np.any(
-        [np.broadcast_to(now[x] != then[x], reader.model.shape) for x in kind.slots], axis=0
+        [np.broadcast_to(now[x] != then[x], context.model.shape) for x in kind.slots], axis=0
     )
     return not any((~match.equal[name] & ~changed).any() for name in touched if name != "dsinks")
 
 
-def in_sinks(reader: Reader, kind: Kind, attempt: Attempt, match: Match, got: Match) -> Candidates:
+def in_sinks(
+    context: SearchContext, kind: Kind, attempt: Attempt, match: Match, got: Match
+) -> Candidates:
     """Try a kind that changes only dsinks; ``got``: the match with the kind on all workers."""
     was, now = (np.all(x.equal["dsinks"], axis=2) for x in (match, got))
     good, bad = (
-        x[:, None, :, None, None] & np.ones(reader.model.shape, bool)[:, :1]
+        x[:, None, :, None, None] & np.ones(context.model.shape, bool)[:, :1]
         for x in (now & ~was, was & ~now)
     )
     if good.any():
-        yield from reader.at_best(kind, reader.workers, good, bad, attempt, "backward")
+        yield from context.at_best(kind, context.workers, good, bad, attempt, "backward")
 
 
 def of_whole_sums(kind: Kind) -> Callable[[Place], bool] | None:
@@ -195,7 +198,7 @@ def of_interest(
 
 
 def attempts(
-    reader: Reader,
+    context: SearchContext,
     seen: Seen,
     saved: tuple[Forward, Array, Array],
     choices: Choices,
@@ -208,11 +211,11 @@ def attempts(
     ``without``: the shares and the match of ``choices``, without the kind. ``applied``: those with it ``everywhere``.
     """
     kind = everywhere.kind
-    local = is_local(reader, kind, choices)
-    if local and "dsinks" not in matrices(kind) and in_place(reader, everywhere.applied(choices)):
-        return functools.partial(in_pairs_of, reader, seen, without[1], applied[1])
+    local = is_local(context, kind, choices)
+    if local and "dsinks" not in matrices(kind) and in_place(context, everywhere.applied(choices)):
+        return functools.partial(in_pairs_of, context, seen, without[1], applied[1])
     there = applied[0] if local else None
-    return functools.partial(in_part, reader, seen, saved, choices, without[0], there)
+    return functools.partial(in_part, context, seen, saved, choices, without[0], there)
 
 
 def kept_by_place(attempt: Attempt) -> Attempt:
@@ -228,16 +231,16 @@ def kept_by_place(attempt: Attempt) -> Attempt:
 
 
 def with_kind(
-    reader: Reader, seen: Seen, saved: tuple[Forward, Array, Array], choices: Choices
+    context: SearchContext, seen: Seen, saved: tuple[Forward, Array, Array], choices: Choices
 ) -> tuple[Shares, Match]:
     """Return the shares of the gradients with these choices, and the match."""
-    shares = shares_of_pairs(reader.model, choices, *saved)
+    shares = shares_of_pairs(context.model, choices, *saved)
     return shares, match_backward(
-        reader, seen, gradients_of_shares(reader.model, choices, shares, *saved)
+        context, seen, gradients_of_shares(context.model, choices, shares, *saved)
     )
 
 
-def is_local(reader: Reader, kind: Kind, choices: Choices) -> bool:
+def is_local(context: SearchContext, kind: Kind, choices: Choices) -> bool:
     """Return whether a kind changes what a pair adds to the gradients only by being at this pair.
 
     ``choices`` are those with the faults found so far.
@@ -245,27 +248,27 @@ def is_local(reader: Reader, kind: Kind, choices: Choices) -> bool:
     if "delta" in kind.slots and len(kind.slots) > 1:
         return False  # delta adds up the other pairs, which such a kind changes as well
     slots = OF_WHOLE if kind.names <= OF_GRADIENTS else (*OF_WHOLE, *OF_ROW)
-    right = reader.model.right
+    right = context.model.right
     return all(choices.in_kernel(kernel)[x] is right[x] for kernel in KERNELS for x in slots)
 
 
-def in_place(reader: Reader, choices: Choices) -> bool:
+def in_place(context: SearchContext, choices: Choices) -> bool:
     """Return whether every gradient adds a pair's share only to the rows where it belongs."""
-    right = reader.model.right.several(OF_STORING)
+    right = context.model.right.several(OF_STORING)
     return not choices["exchanged"].any() and all(
         all(map(is_, choices.in_kernel(kernel).several(OF_STORING), right)) for kernel in KERNELS
     )
 
 
 def in_pairs_of(
-    reader: Reader, seen: Seen, without: Match, everywhere: Match, fault: Fault
+    context: SearchContext, seen: Seen, without: Match, everywhere: Match, fault: Fault
 ) -> Match:
     """Return the match with a fault whose share at each pair is known.
 
     ``without``: the match without the fault, which holds outside its place. ``everywhere``: the match with the same
     mistake at all pairs, which holds in its place.
     """
-    reader.model.evaluations += 1
+    context.model.evaluations += 1
     table = fault.place.table
 
     def predicted() -> dict[str, Array]:
@@ -281,15 +284,20 @@ def in_pairs_of(
     }
     if "dsinks" in without.equal:
         p = np.where(table, everywhere.ours["P"], without.ours["P"])
-        equal["dsinks"] = equal_sinks(reader, seen, without.ours["dsinks"], p)
+        equal["dsinks"] = equal_sinks(context, seen, without.ours["dsinks"], p)
     found = Match(
-        equal, predicted, lambda: alike_in_part(reader, seen, without, everywhere, table, found)
+        equal, predicted, lambda: alike_in_part(context, seen, without, everywhere, table, found)
     )
     return found
 
 
 def alike_in_part(
-    reader: Reader, seen: Seen, without: Match, everywhere: Match, table: Booleans, found: Match
+    context: SearchContext,
+    seen: Seen,
+    without: Match,
+    everywhere: Match,
+    table: Booleans,
+    found: Match,
 ) -> dict[str, Booleans]:
     """Return which halves of rows agree up to a factor in the match of :func:`in_pairs_of`."""
     if everywhere.ours["P"] is without.ours["P"]:
@@ -297,11 +305,11 @@ def alike_in_part(
     if table.shape[4] == 1:
         return {"P": np.where(table, everywhere.alike["P"], without.alike["P"])}
     assert seen.p is not None
-    return {"P": alike(seen.p, found.ours["P"], reader.tolerance)}
+    return {"P": alike(seen.p, found.ours["P"], context.tolerance)}
 
 
 def in_part(
-    reader: Reader,
+    context: SearchContext,
     seen: Seen,
     saved: tuple[Forward, Array, Array],
     choices: Choices,
@@ -316,12 +324,12 @@ def in_part(
     """
     applied = fault.applied(choices)
     if there is None:
-        return with_kind(reader, seen, saved, applied)[1]
-    reader.model.evaluations += 1
+        return with_kind(context, seen, saved, applied)[1]
+    context.model.evaluations += 1
     table = fault.place.table
     shares = [
         was if was is None or now is None or was is now else np.where(table, now, was)
         for was, now in zip(here, there, strict=True)
     ]
-    gradients = gradients_of_shares(reader.model, applied, Shares._make(shares), *saved)
-    return match_backward(reader, seen, gradients)
+    gradients = gradients_of_shares(context.model, applied, Shares._make(shares), *saved)
+    return match_backward(context, seen, gradients)

@@ -310,8 +310,8 @@ def with_every_size(chains: Sequence[Chain]) -> Chain:
             with_more_sizes(x.kind.words, y.kind.words) for x, y in zip(faults, others, strict=True)
         ]
         faults = tuple(
-            dataclasses.replace(x, kind=dataclasses.replace(x.kind, words=told))
-            for x, told in zip(faults, words, strict=True)
+            dataclasses.replace(x, kind=dataclasses.replace(x.kind, words=new))
+            for x, new in zip(faults, words, strict=True)
         )
     return faults, match
 

@@ -1,7 +1,7 @@
 """Explain the forward pass of one problem: propose faults, and compare what they give with what was read.
 
 A *row* [a, h, i] contains all pairs of one query in one head. The other terms are those of
-:mod:`ringspec.conformance.readout.search.reader`.
+:mod:`ringspec.conformance.readout.search.context`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ from ringspec.conformance.readout.model.forward import Forward, forward_pass
 from ringspec.conformance.readout.model.keeping import keep
 from ringspec.conformance.readout.model.scores import scores_of_pairs
 from ringspec.conformance.readout.problem.pairs import Seen
+from ringspec.conformance.readout.search.context import (
+    PairsShown,
+    SearchContext,
+    of_feature,
+    of_ranges,
+)
 from ringspec.conformance.readout.search.fault_sets import (
     Attempt,
     Candidates,
@@ -43,7 +49,6 @@ from ringspec.conformance.readout.search.matches import (
     of_pairs,
 )
 from ringspec.conformance.readout.search.part_search import lses_that_fit, of_lse
-from ringspec.conformance.readout.search.reader import PairsShown, Reader, of_feature, of_ranges
 from ringspec.conformance.readout.search.row_search import (
     by_blocks,
     containing,
@@ -80,15 +85,15 @@ def touching(halves: Booleans) -> Callable[[Place], bool]:
     return touches
 
 
-def match_forward(reader: Reader, seen: Seen, ours: Forward) -> Match:
-    weights, tolerance = ours.weights, reader.tolerance
+def match_forward(context: SearchContext, seen: Seen, ours: Forward) -> Match:
+    weights, tolerance = ours.weights, context.tolerance
     equal = {"A": near(seen.weights, weights, np.abs(weights), tolerance)}
     arrays = {"A": weights}
     if seen.lse is not None:
         size = np.maximum(1.0, finite_size(ours.lse))
         equal["lse"] = near(seen.lse, ours.lse, size, tolerance)
         arrays["lse"] = ours.lse
-    size = np.abs(weights).sum(axis=(1, 4))[..., None] * reader.largest
+    size = np.abs(weights).sum(axis=(1, 4))[..., None] * context.largest
     equal["V"] = near(seen.through, ours.through, size, tolerance)
     return Match(
         equal,
@@ -98,30 +103,30 @@ def match_forward(reader: Reader, seen: Seen, ours: Forward) -> Match:
 
 
 def explain_forward(
-    reader: Reader, seen: Seen, known: Sequence[tuple[Fault, ...]] = ()
+    context: SearchContext, seen: Seen, known: Sequence[tuple[Fault, ...]] = ()
 ) -> tuple[Explanation, Choices]:
     """Explain the forward pass; return the explanation, and the choices of a ring with its faults.
 
     ``known``: sets of faults that other problems showed.
     """
-    model = reader.model
+    model = context.model
 
     def predict(choices: Choices) -> Match:
-        return match_forward(reader, seen, forward_pass(model, choices))
+        return match_forward(context, seen, forward_pass(model, choices))
 
-    reader.search_from(model.right)
+    context.search_from(model.right)
     found = explain(
         model,
         functools.partial(keep, model),
         predict,
         model.right,
         lambda choices, match, last: forward_faults(
-            reader, seen, predict, choices, match, last, reader.in_another_way(choices)
+            context, seen, predict, choices, match, last, context.in_another_way(choices)
         ),
-        reader.part(1.0 if seen.p is None else OF_FORWARD),
-        lambda choices, match: forward_starts(reader, seen, choices, match),
+        context.part(1.0 if seen.p is None else OF_FORWARD),
+        lambda choices, match: forward_starts(context, seen, choices, match),
         known=known,
-        places=reader.places("forward").blocks,
+        places=context.places("forward").blocks,
     )
     every = found.faults, *found.others
     first, *others = (tuple(sorted(faults, key=of_storing)) for faults in every)
@@ -135,43 +140,45 @@ def of_storing(fault: Fault) -> bool:
 
 
 def forward_starts(
-    reader: Reader, seen: Seen, choices: Choices, match: Match
+    context: SearchContext, seen: Seen, choices: Choices, match: Match
 ) -> Iterator[Sequence[Start]]:
     """Yield faults that explain where the weights are 0, faults of o or lse alone, then sets of two for the zeros."""
     ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
-    by_zeros = starts_of(reader, "forward", choices, ours, there)
+    by_zeros = starts_of(context, "forward", choices, ours, there)
     yield [one for one in by_zeros if len(one) == 1][:MOST_STARTS]
-    yield from starts_of_o(reader, seen, choices, match)
+    yield from starts_of_o(context, seen, choices, match)
     yield [one for one in by_zeros if len(one) > 1][:MOST_STARTS]
 
 
 def starts_of_o(
-    reader: Reader, seen: Seen, choices: Choices, match: Match
+    context: SearchContext, seen: Seen, choices: Choices, match: Match
 ) -> Iterator[Sequence[Start]]:
     """Yield the faults that explain lse alone, then those that explain o if lse is ignored; none if one of them is right."""
     if seen.lse is None or match.equal["lse"].all() or match.equal["V"].all():
         return
-    yield [(fault,) for fault in explaining_lse(reader, seen, choices)[:MOST_STARTS]]
+    yield [(fault,) for fault in explaining_lse(context, seen, choices)[:MOST_STARTS]]
     of_o = dataclasses.replace(seen, lse=None)
 
     def predict(choices: Choices) -> Match:
-        return match_forward(reader, of_o, forward_pass(reader.model, choices))
+        return match_forward(context, of_o, forward_pass(context.model, choices))
 
-    found = forward_faults(reader, of_o, predict, choices, predict(choices), True)
+    found = forward_faults(context, of_o, predict, choices, predict(choices), True)
     whole = [fault for fault, got in found if got.whole]
     yield [(fault,) for fault in sorted(whole, key=lambda fault: fault.cost)[:MOST_STARTS]]
 
 
-def explaining_lse(reader: Reader, seen: Seen, choices: Choices) -> list[Fault]:
+def explaining_lse(context: SearchContext, seen: Seen, choices: Choices) -> list[Fault]:
     """Return the wrong merges and row sums that, made everywhere, explain lse, whatever the weights are."""
-    kinds, places = reader.kinds("forward"), reader.places("forward")
-    lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
+    kinds, places = context.kinds("forward"), context.places("forward")
+    lses = functools.cache(functools.partial(lses_that_fit, context, seen, choices))
     found = []
-    for kind in itertools.takewhile(reader.model.may_go_on, kinds):
+    for kind in itertools.takewhile(context.model.may_go_on, kinds):
         of_part = of_lse(kind) and of_lse(kind) in lses("tiles" in kind.slots).lse
         if of_part or of_sums(kind) or kind.slots == {"merge"} or kind.names <= OF_LSE:
             fault = Fault("forward", kind, places.blocks[0])
-            match = match_forward(reader, seen, forward_pass(reader.model, fault.applied(choices)))
+            match = match_forward(
+                context, seen, forward_pass(context.model, fault.applied(choices))
+            )
             if match.equal["lse"].all():
                 found.append(fault)
     return sorted(found, key=lambda fault: fault.cost)
@@ -181,7 +188,7 @@ def explaining_lse(reader: Reader, seen: Seen, choices: Choices) -> list[Fault]:
 class Attempts:
     """Predicts what a fault gives besides those in ``choices``; ``of_feature``: one of the problem's feature gives everything."""
 
-    reader: Reader
+    context: SearchContext
     seen: Seen
     predict: Predict
     choices: Choices
@@ -195,7 +202,7 @@ class Attempts:
             found = predicted()
         else:
             what = "o" if self.seen.lse is None else "match"
-            found = self.reader.once(what, fault.kind, self.choices, predicted)
+            found = self.context.once(what, fault.kind, self.choices, predicted)
         self.of_feature |= found.whole and of_feature(fault.kind)
         return found
 
@@ -204,11 +211,11 @@ class Attempts:
 
         A problem of a feature is run only if the ring is right without it, so other kinds would be refuted.
         """
-        return self.reader.model.may_go_on() and (of_feature(kind) or not self.of_feature)
+        return self.context.model.may_go_on() and (of_feature(kind) or not self.of_feature)
 
 
 def forward_faults(
-    reader: Reader,
+    context: SearchContext,
     seen: Seen,
     predict: Predict,
     choices: Choices,
@@ -224,72 +231,72 @@ def forward_faults(
     A row does not depend on other rows, and the ratios between the weights of a row within a
     block do not depend on other blocks. So one evaluation with a kind applied everywhere shows where it helps.
     """
-    kinds, places = reader.kinds("forward"), reader.places("forward")
-    attempt = Attempts(reader, seen, predict, choices)
-    _, l, _, _ = blocks(reader.model, choices)
+    kinds, places = context.kinds("forward"), context.places("forward")
+    attempt = Attempts(context, seen, predict, choices)
+    _, l, _, _ = blocks(context.model, choices)
     nothing = (np.abs(seen.weights) <= ZERO).all(axis=4)
     shaped = np.asarray(np.all(match.alike["A"].all(axis=4) | nothing, axis=1))
     misshapen = not match.alike["A"].all()
-    uneven = bool((wrong_rows(reader, match) & ~shaped).any())
+    uneven = bool((wrong_rows(context, match) & ~shaped).any())
     ours, there = (np.abs(x) > ZERO for x in (match.ours["A"], seen.weights))
-    kinds_of_use = useful(reader, "forward", kinds, choices, {"": (ours, there)})
-    ruled_out = explaining_nothing(reader, seen, choices, match, last, uneven)
+    kinds_of_use = useful(context, "forward", kinds, choices, {"": (ours, there)})
+    ruled_out = explaining_nothing(context, seen, choices, match, last, uneven)
     for kind in itertools.takewhile(attempt.may_go_on, kinds_of_use):
         if (last and of_way and not of_ranges(kind)) or ruled_out(kind):
             continue
         changes = kind.slots
-        pairs = read_pairs(reader, kind, seen, choices, ours, there) if misshapen else None
+        pairs = read_pairs(context, kind, seen, choices, ours, there) if misshapen else None
         if pairs is not None:
-            yield from reader.in_pairs("forward", kind, pairs, attempt)
-        of_moved = changes & {"merge", "tiles"} and not reader.model.correct(choices, "v")
+            yield from context.in_pairs("forward", kind, pairs, attempt)
+        of_moved = changes & {"merge", "tiles"} and not context.model.correct(choices, "v")
         if of_moved or (changes & {*OF_ALL, "o_to"} and "merge" not in changes):
             one = Fault("forward", kind, places.blocks[0])
             yield one, attempt(one)
         elif kind.of_workers:
-            if may_help(reader, kind, match, last):
-                yield from in_rows(reader, kind, attempt, match, last)
+            if may_help(context, kind, match, last):
+                yield from in_rows(context, kind, attempt, match, last)
         elif is_loss(kind):
             gone = (np.abs(seen.weights) <= ZERO) & (np.abs(match.ours["A"]) > ZERO)
             there = np.abs(seen.weights) > ZERO
             able = containing(gone & ~match.equal["A"]) if last else None
-            yield from reader.at_best(kind, places, gone, there, attempt, able=able)
+            yield from context.at_best(kind, places, gone, there, attempt, able=able)
         elif changes & {"v.worker", "v.slot"}:
-            yield from in_moved(reader, kind, places, attempt, match, seen)
-        elif last and {"k.head", "v.head"} <= changes and rows_alone(reader, kind, choices):
-            yield from in_whole_rows(reader, kind, places, attempt, match)
-        elif of_factors(kind) or of_padding(reader, kind) or of_sums(kind):
+            yield from in_moved(context, kind, places, attempt, match, seen)
+        elif last and {"k.head", "v.head"} <= changes and rows_alone(context, kind, choices):
+            yield from in_whole_rows(context, kind, places, attempt, match)
+        elif of_factors(kind) or of_padding(context, kind) or of_sums(kind):
             if not (last and uneven):
-                at = for_rows(reader, kind, seen, choices, match, l, shaped, last)
-                yield from by_blocks(reader, kind, at, choices, attempt, match, last)
+                at = for_rows(context, kind, seen, choices, match, l, shaped, last)
+                yield from by_blocks(context, kind, at, choices, attempt, match, last)
         elif misshapen:
-            after = alike_everywhere(reader, kind, seen, choices)
+            after = alike_everywhere(context, kind, seen, choices)
             before = match.alike["A"]
-            slots = reader.geometry.slots
+            slots = context.geometry.slots
             better, worse = of_pairs(after & ~before, slots), of_pairs(before & ~after, slots)
             # A half whose weights are all 0 in a block may be small in the whole row.
             faint = ~in_halves(there)
             if better.any() and not (last and not (after | before | faint).all()):
                 able = touching(in_halves(~match.equal["A"]) & ~before) if last else None
-                yield from reader.at_best(kind, places, better, worse, attempt, able=able)
+                yield from context.at_best(kind, places, better, worse, attempt, able=able)
 
 
 def explaining_nothing(
-    reader: Reader, seen: Seen, choices: Choices, match: Match, last: bool, uneven: bool
+    context: SearchContext, seen: Seen, choices: Choices, match: Match, last: bool, uneven: bool
 ) -> Callable[[Kind], bool]:
     """Return a function that tells whether a kind explains nothing, or, if ``last``, not all that is still wrong.
 
     ``uneven``: whether in some wrong row the weights of a block are wrong by more than one factor.
     """
     alike_in: dict[int, bool] = {}
-    lses = functools.cache(functools.partial(lses_that_fit, reader, seen, choices))
-    fits = fitting_sample(reader, seen, choices, wrong_rows(reader, match)) if last else None
+    lses = functools.cache(functools.partial(lses_that_fit, context, seen, choices))
+    fits = fitting_sample(context, seen, choices, wrong_rows(context, match)) if last else None
     misshapen = not match.alike["A"].all()
 
     def ruled_out(kind: Kind) -> bool:
         of_tiles, lse = "tiles" in kind.slots, of_lse(kind)
         if lse and ((last and uneven and not of_tiles) or lse not in lses(of_tiles)):
             return True
-        if of_tiles and not tiles_of_use(reader, kind, seen, match, alike_in):
+        if of_tiles and not tiles_of_use(context, kind, seen, match, alike_in):
             return True
         if last and "padded" in kind.slots and misshapen:
             return True  # it changes only row sums
@@ -298,15 +305,15 @@ def explaining_nothing(
     return ruled_out
 
 
-def alike_everywhere(reader: Reader, kind: Kind, seen: Seen, choices: Choices) -> Booleans:
+def alike_everywhere(context: SearchContext, kind: Kind, seen: Seen, choices: Choices) -> Booleans:
     """Return which halves of rows agree up to a factor, [a, b, h, i, 2], with a kind in all blocks."""
 
     def compute() -> Booleans:
-        everywhere = Fault("forward", kind, reader.places("forward").blocks[0])
-        p = blocks(reader.model, everywhere.applied(choices))[3]
-        return alike(seen.weights, p, reader.tolerance)
+        everywhere = Fault("forward", kind, context.places("forward").blocks[0])
+        p = blocks(context.model, everywhere.applied(choices))[3]
+        return alike(seen.weights, p, context.tolerance)
 
-    found: Booleans = reader.once("alike", kind, choices, compute)
+    found: Booleans = context.once("alike", kind, choices, compute)
     return found
 
 
@@ -317,7 +324,12 @@ def is_loss(kind: Kind) -> bool:
 
 
 def read_pairs(
-    reader: Reader, kind: Kind, seen: Seen, choices: Choices, ours: Booleans, there: Booleans
+    context: SearchContext,
+    kind: Kind,
+    seen: Seen,
+    choices: Choices,
+    ours: Booleans,
+    there: Booleans,
 ) -> PairsShown | None:
     """Return the pairs whose weights alone show this mistake of the forward pass.
 
@@ -332,7 +344,7 @@ def read_pairs(
     if changes.keys() == {"hidden_score"}:
         return PairsShown(added, added, added | ours)
     if masks and len(changes) == 1:
-        pattern = reader.model.masks[int(np.asarray(changes[masks.pop()]))]
+        pattern = context.model.masks[int(np.asarray(changes[masks.pop()]))]
         if pattern.all():
             return PairsShown(added, added, added | ours)
         if not pattern.any():
@@ -341,10 +353,10 @@ def read_pairs(
     if not (isinstance(times, float) and isinstance(count, float)):
         return None
     if times * count != 1.0 and seen.lse is not None:
-        s = scores_of_pairs(reader.model, choices)
+        s = scores_of_pairs(context.model, choices)
         e = seen.weights * np.exp(seen.lse)[:, None, ..., None]
         once, other = np.exp(s), count * np.exp(times * s)
-        right, fits = (near(e, x, x, 2 * reader.tolerance) & there & ours for x in (once, other))
+        right, fits = (near(e, x, x, 2 * context.tolerance) & there & ours for x in (once, other))
         sure, either = fits & ~right, fits & right
         listed = in_tiles(sure, ours & ~fits, either)
         # Beside weights that are too large, others are too small to be read.
@@ -353,7 +365,7 @@ def read_pairs(
     return None
 
 
-def may_help(reader: Reader, kind: Kind, match: Match, last: bool) -> bool:
+def may_help(context: SearchContext, kind: Kind, match: Match, last: bool) -> bool:
     """Return whether a kind changes o or lse where something is wrong; if ``last``, everything that is wrong."""
     wrong = {name for name, x in match.equal.items() if not x.all()}
     names = kind.names
@@ -365,7 +377,7 @@ def may_help(reader: Reader, kind: Kind, match: Match, last: bool) -> bool:
 
 
 def in_moved(
-    reader: Reader, kind: Kind, places: Places, attempt: Attempt, match: Match, seen: Seen
+    context: SearchContext, kind: Kind, places: Places, attempt: Attempt, match: Match, seen: Seen
 ) -> Candidates:
     """Try a kind that moves weights to other columns in the places whose weights it may have moved.
 
@@ -375,6 +387,6 @@ def in_moved(
         if place.words in OF_STEPS:
             one = Fault("forward", kind, place)
             yield one, attempt(one)
-    good, bad = reader.movable(kind, match, ("A",), "forward", seen.weights)
+    good, bad = context.movable(kind, match, ("A",), "forward", seen.weights)
     if good.any():
-        yield from reader.at_best(kind, places, good, bad, attempt, "forward", True)
+        yield from context.at_best(kind, places, good, bad, attempt, "forward", True)

@@ -11,7 +11,7 @@ from itertools import combinations, product
 from ringspec.conformance.readout.faults.kinds import Fault, Name
 from ringspec.conformance.readout.faults.masks import SIZES, shares_sizes
 from ringspec.conformance.readout.faults.places import OWN_BLOCKS
-from ringspec.conformance.readout.search.reader import Reader
+from ringspec.conformance.readout.search.context import SearchContext
 from ringspec.conformance.readout.search.vocabulary import fault_named
 
 MOST_SETS = 40
@@ -23,8 +23,8 @@ CHUNKS = "between the results of chunks of keys, "
 class Known:
     """The names of the faults of each pass that other problems showed: sets of faults, the last one first."""
 
-    def __init__(self, reader: Reader, sets: Sequence[Sequence[Name]]) -> None:
-        self.reader, self.sets = reader, sets
+    def __init__(self, context: SearchContext, sets: Sequence[Sequence[Name]]) -> None:
+        self.context, self.sets = context, sets
 
     def faults(self, phase: str) -> list[tuple[Fault, ...]]:
         """Return sets of faults of a pass, the smallest first: each set of names, parts of it, and the same about chunks."""
@@ -57,16 +57,16 @@ class Known:
         yield place
         if not place:
             yield OWN_BLOCKS
-        if self.reader.geometry.direction == -1:
+        if self.context.geometry.direction == -1:
             mirrored = [OTHER_SIDE.get(word, word) for word in place.split(" ")]
             if " ".join(mirrored) != place:
                 yield " ".join(mirrored)
 
     def forms(self, phase: str, kind: str) -> Iterator[str]:
-        geometry = self.reader.geometry
+        geometry = self.context.geometry
         # Of several sizes with equal results in one problem, only some may have them here.
         if SIZES.search(kind):
-            yield from (x.words for x in self.reader.kinds(phase) if shares_sizes(x.words, kind))
+            yield from (x.words for x in self.context.kinds(phase) if shares_sizes(x.words, kind))
         yield kind.removeprefix(CHUNKS)
         if geometry.run < geometry.slots:
             yield f"{CHUNKS}{kind.removeprefix(CHUNKS)}"
@@ -77,10 +77,10 @@ class Known:
 
     def fault(self, name: Name) -> Fault | None:
         """Return the fault with this name; the usual kinds are tried before those that are the same in this ring."""
-        reader = self.reader
-        if name[1] == reader.refuted:
+        context = self.context
+        if name[1] == context.refuted:
             return None
-        usual = fault_named(reader.geometry, reader.masks, name, distinct=True)
-        if usual is not None or reader.geometry.run < reader.geometry.slots:
+        usual = fault_named(context.geometry, context.masks, name, distinct=True)
+        if usual is not None or context.geometry.run < context.geometry.slots:
             return usual
-        return fault_named(reader.geometry, reader.masks, name)
+        return fault_named(context.geometry, context.masks, name)

@@ -20,8 +20,8 @@ from ringspec.conformance.readout.model.part_results import wrong_lse
 from ringspec.conformance.readout.model.scores import OF_SCORES, scores_of_pairs
 from ringspec.conformance.readout.model.tile_merging import softmax_of
 from ringspec.conformance.readout.problem.pairs import Seen
+from ringspec.conformance.readout.search.context import SearchContext
 from ringspec.conformance.readout.search.matches import ZERO, near
-from ringspec.conformance.readout.search.reader import Reader
 from ringspec.problem.model import Array, Booleans
 
 MOST = 12  # wrong lse that are tried
@@ -46,31 +46,35 @@ def of_lse(kind: Kind) -> int:
     return int(changed.get("part_lse", 0))
 
 
-def lses_that_fit(reader: Reader, seen: Seen, choices: Choices, chunks: bool) -> LsesThatFit:
+def lses_that_fit(
+    context: SearchContext, seen: Seen, choices: Choices, chunks: bool
+) -> LsesThatFit:
     """Return the wrong lse of blocks, or of chunks of keys, that explain rows that ``choices`` do not."""
-    numbers, parts = lses_of_parts(reader, choices, chunks)
-    run = reader.geometry.run if chunks else reader.geometry.slots
+    numbers, parts = lses_of_parts(context, choices, chunks)
+    run = context.geometry.run if chunks else context.geometry.slots
     total = seen.weights.reshape(*seen.weights.shape[:4], -1, run).sum(axis=5)
     with np.errstate(invalid="ignore", divide="ignore"):
         read = np.log(total) - parts
         low, high = (np.where(total > ZERO, read, x) for x in (np.inf, -np.inf))
-        steady = ~(high.max(axis=(2, 5)) - low.min(axis=(2, 5)) > 4 * reader.tolerance)
+        steady = ~(high.max(axis=(2, 5)) - low.min(axis=(2, 5)) > 4 * context.tolerance)
     right, others = steady[0], steady[1:]
     gain = (others & ~right).sum(axis=(1, 2, 3)) - (right & ~others).sum(axis=(1, 2, 3))
     best = np.argsort(-gain, kind="stable")[:MOST]
     least = max(1.0, AS_GOOD * float(gain.max(initial=0)))
     by_weights = tuple(numbers[x] for x in best if gain[x] >= least)
-    return LsesThatFit(by_weights, explaining(reader, seen, numbers, parts))
+    return LsesThatFit(by_weights, explaining(context, seen, numbers, parts))
 
 
-def explaining(reader: Reader, seen: Seen, numbers: list[int], parts: Array) -> tuple[int, ...]:
+def explaining(
+    context: SearchContext, seen: Seen, numbers: list[int], parts: Array
+) -> tuple[int, ...]:
     """Return the numbers of the wrong lse that explain the returned lse in all rows."""
     if seen.lse is None:
         return ()
     whole = np.logaddexp.reduce(np.logaddexp.reduce(parts, axis=5), axis=2)
     given = seen.lse
     right: list[Booleans] = [
-        near(given, x, np.maximum(1.0, np.abs(np.nan_to_num(x, neginf=0.0))), reader.tolerance)
+        near(given, x, np.maximum(1.0, np.abs(np.nan_to_num(x, neginf=0.0))), context.tolerance)
         for x in whole
     ]
     if right[0].all():
@@ -78,18 +82,20 @@ def explaining(reader: Reader, seen: Seen, numbers: list[int], parts: Array) -> 
     return tuple(number for number, fits in zip(numbers, right[1:], strict=True) if fits.all())
 
 
-def lses_of_parts(reader: Reader, choices: Choices, chunks: bool) -> tuple[list[int], Array]:
+def lses_of_parts(
+    context: SearchContext, choices: Choices, chunks: bool
+) -> tuple[list[int], Array]:
     """Return numbers of wrong lse; and the lse [x, a, b, h, i, part] that parts have correctly (x is 0), or with each of them."""
-    model, given = reader.model, (chunks, *choices.several(OF_SCORES))
-    known = reader.lses.get(chunks)
+    model, given = context.model, (chunks, *choices.several(OF_SCORES))
+    known = context.lses.get(chunks)
     if known is not None and all(x is y for x, y in zip(known[0], given, strict=True)):
         return known[1]
     model.evaluations += WORK
-    run = reader.geometry.run if chunks else reader.geometry.slots
+    run = context.geometry.run if chunks else context.geometry.slots
     s = scores_of_pairs(model, choices)
-    numbers = [number for number, _ in lses_in(reader.geometry, True)]
+    numbers = [number for number, _ in lses_in(context.geometry, True)]
     every = []
-    for start in range(0, reader.geometry.slots, run):
+    for start in range(0, context.geometry.slots, run):
         keys = s[..., start : start + run]
         m, l, _ = softmax_of(keys)
         right = log_of(m, l)
@@ -98,5 +104,5 @@ def lses_of_parts(reader: Reader, choices: Choices, chunks: bool) -> tuple[list[
             lse = wrong_lse(model, PART_LSES[number], keys, m, l)
             found.append(np.where((l != 0) & np.isfinite(lse), lse, right))
         every.append(np.stack(found))
-    reader.lses[chunks] = given, (numbers, np.stack(every, axis=-1))
-    return reader.lses[chunks][1]
+    context.lses[chunks] = given, (numbers, np.stack(every, axis=-1))
+    return context.lses[chunks][1]

@@ -26,13 +26,13 @@ from ringspec.conformance.readout.problem.problems import COARSE, Problem
 from ringspec.conformance.readout.reading import Named, PassRead, Reading, in_words
 from ringspec.conformance.readout.search.backward_match import match_backward
 from ringspec.conformance.readout.search.backward_search import explain_backward
+from ringspec.conformance.readout.search.context import EVALUATIONS, SearchContext
 from ringspec.conformance.readout.search.fault_sets import composed, cost
 from ringspec.conformance.readout.search.forward_search import explain_forward, match_forward
 from ringspec.conformance.readout.search.known_faults import Known
 from ringspec.conformance.readout.search.matches import Explanation, Match
 from ringspec.conformance.readout.search.not_finite import FROM_FORWARD, GRADIENTS, not_finite
 from ringspec.conformance.readout.search.read_factors import backward_factors, forward_factors
-from ringspec.conformance.readout.search.reader import EVALUATIONS, Reader
 from ringspec.conformance.readout.search.rounding import (
     LOOSE,
     backward_rounding,
@@ -105,13 +105,13 @@ def read_both(given: Task) -> Reading:
             given.problem.id, False, left, PassRead(left=of_gradients) if of_gradients else None
         )
     with np.errstate(all="ignore"):  # wrong choices overflow
-        reader, (found, choices), forward, work = read_forward(given)
+        context, (found, choices), forward, work = read_forward(given)
         backward = None
         if "backward" in given.not_finite:
             backward = PassRead(left=given.not_finite["backward"])
         elif given.seen.p is not None:
-            backward = read_backward(given, reader, choices, found.whole)
-    work += reader.model.evaluations
+            backward = read_backward(given, context, choices, found.whole)
+    work += context.model.evaluations
     return Reading(given.problem.id, False, forward, backward, work)
 
 
@@ -151,7 +151,7 @@ class Task:
 
 def explained_by(
     given: Task,
-    reader: Reader,
+    context: SearchContext,
     predict: Callable[[Choices], Match],
     search: Callable[[], tuple[Explanation, Choices]],
     rounding: Callable[[Match], tuple[str, ...] | None],
@@ -163,30 +163,30 @@ def explained_by(
     one of the sets of faults that it finds leaves nothing at the usual tolerance. ``predict`` compares the pass of a ring
     with given choices with what was read.
     """
-    usual, right = given.problem.tolerance, reader.model.right
+    usual, right = given.problem.tolerance, context.model.right
     tolerances = [usual, *([LOOSE] if usual < LOOSE else [])]
     if len(tolerances) > 1:
         found = []
-        for reader.tolerance in tolerances:
+        for context.tolerance in tolerances:
             found.append(predict(right))
         tolerances = tolerances[::-1] if rounded_values(*found) else tolerances
     first, *again = tolerances
     failed: tuple[Explanation, Choices] | None = None
     for tolerance in (first, *again):
-        reader.tolerance = tolerance
-        reader.search_from(right)
+        context.tolerance = tolerance
+        context.search_from(right)
         if tolerance != first:
-            reader.evaluations += given.share * EVALUATIONS_AGAIN
+            context.evaluations += given.share * EVALUATIONS_AGAIN
         result = search()
         explanation = result[0]
         if explanation.whole:
             if tolerance == usual:
                 return result, pass_of(given.seen, explanation, phase)
-            reader.tolerance = usual
+            context.tolerance = usual
             exact = exactly(explanation, right, predict)
             if exact is not None:
                 return (exact, composed(right, exact.faults)), pass_of(given.seen, exact, phase)
-            reader.tolerance = tolerance
+            context.tolerance = tolerance
             words = rounding(explanation.match)
             if words is not None:
                 return result, pass_of(given.seen, explanation, phase, words)
@@ -206,22 +206,22 @@ def exactly(
 
 
 def read_backward(
-    given: Task, reader: Reader, choices: Choices, forward_is_whole: bool
+    given: Task, context: SearchContext, choices: Choices, forward_is_whole: bool
 ) -> PassRead:
     """Explain the backward pass of the kernel, given the ``choices`` of a ring with the faults of its forward pass."""
     seen, usual = given.seen, given.problem.tolerance
-    model, scale = reader.model, reader.geometry.scale
+    model, scale = context.model, context.geometry.scale
     forward = forward_pass(model, choices)
     saved = forward, forward.lse if seen.lse is None else seen.lse, seen.through
-    plain = match_backward(reader, seen, backward_pass(model, model.right, *saved))
-    reader.factors["backward"] = backward_factors(model, seen, plain, usual)
-    known = Known(reader, given.known).faults("backward")
+    plain = match_backward(context, seen, backward_pass(model, model.right, *saved))
+    context.factors["backward"] = backward_factors(model, seen, plain, usual)
+    known = Known(context, given.known).faults("backward")
     return explained_by(
         given,
-        reader,
-        lambda wrong: match_backward(reader, seen, backward_pass(model, wrong, *saved)),
-        lambda: (explain_backward(reader, seen, choices, forward_is_whole, known), choices),
-        lambda match: backward_rounding(seen, match, usual, given.proof, reader.largest, scale),
+        context,
+        lambda wrong: match_backward(context, seen, backward_pass(model, wrong, *saved)),
+        lambda: (explain_backward(context, seen, choices, forward_is_whole, known), choices),
+        lambda match: backward_rounding(seen, match, usual, given.proof, context.largest, scale),
         "backward",
     )[1]
 
@@ -245,15 +245,15 @@ def pass_of(seen: Seen, found: Explanation, phase: str, rounded: Sequence[str] =
     )
 
 
-ForwardRead = tuple[Reader, tuple[Explanation, Choices], PassRead]
+ForwardRead = tuple[SearchContext, tuple[Explanation, Choices], PassRead]
 
 
-def read_forward(given: Task) -> tuple[Reader, tuple[Explanation, Choices], PassRead, int]:
+def read_forward(given: Task) -> tuple[SearchContext, tuple[Explanation, Choices], PassRead, int]:
     """Explain the forward pass of the kernel.
 
     If queries travel in the backward pass, either keys or queries may travel in the forward pass, and both are tried.
-    The result is the better explanation, with the :class:`Reader` that found it, the choices of a ring with its faults,
-    and the evaluations of the other reader.
+    The result is the better explanation, with the :class:`SearchContext` that found it, the choices of a ring with its faults,
+    and the evaluations of the other context.
     """
     found: list[ForwardRead] = []
     circulation = given.problem.pairs.geometry.circulation
@@ -264,8 +264,8 @@ def read_forward(given: Task) -> tuple[Reader, tuple[Explanation, Choices], Pass
         if explanation.whole and not listed:
             break
     best = max(found, key=lambda one: preference(one[1][0]))
-    others = [reader for reader, *_ in found if reader is not best[0]]
-    return *best, sum(reader.model.evaluations for reader in others)
+    others = [context for context, *_ in found if context is not best[0]]
+    return *best, sum(context.model.evaluations for context in others)
 
 
 def read_forward_as(given: Task, travels: str) -> ForwardRead:
@@ -273,20 +273,20 @@ def read_forward_as(given: Task, travels: str) -> ForwardRead:
     problem, seen = given.problem, given.seen
     there = dataclasses.replace(problem.pairs.geometry, forward_travels=travels, parts=given.parts)
     pairs = dataclasses.replace(problem.pairs, geometry=there)
-    reader = Reader(pairs, problem.tolerance, given.share * EVALUATIONS, given.refuted)
-    model = reader.model
-    plain = match_forward(reader, seen, forward_pass(model, model.right))
-    reader.factors["forward"] = forward_factors(model, seen, plain, problem.tolerance)
-    known = Known(reader, given.known).faults("forward")
+    context = SearchContext(pairs, problem.tolerance, given.share * EVALUATIONS, given.refuted)
+    model = context.model
+    plain = match_forward(context, seen, forward_pass(model, model.right))
+    context.factors["forward"] = forward_factors(model, seen, plain, problem.tolerance)
+    known = Known(context, given.known).faults("forward")
     explained, passed = explained_by(
         given,
-        reader,
-        lambda wrong: match_forward(reader, seen, forward_pass(model, wrong)),
-        lambda: explain_forward(reader, seen, known),
+        context,
+        lambda wrong: match_forward(context, seen, forward_pass(model, wrong)),
+        lambda: explain_forward(context, seen, known),
         lambda match: forward_rounding(seen, match, problem.tolerance, given.proof),
         "forward",
     )
-    return reader, explained, passed
+    return context, explained, passed
 
 
 def preference(found: Explanation) -> tuple[bool, float]:

@@ -5,7 +5,7 @@ places change them. So the zeros show such a fault even if another one changes a
 by comparing patterns, without evaluating the model.
 
 A *pattern* [a, b, h, i, j] is True for pairs that are not 0. A *start* is a set of faults that gives the observed
-pattern. The other terms are those of :mod:`ringspec.conformance.readout.search.reader`.
+pattern. The other terms are those of :mod:`ringspec.conformance.readout.search.context`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringspec.conformance.readout.faults.choices import KERNELS, Choices, compon
 from ringspec.conformance.readout.faults.kinds import Fault, Kind
 from ringspec.conformance.readout.faults.places import Place, pairs_listed
 from ringspec.conformance.readout.model.storing import landed
-from ringspec.conformance.readout.search.reader import Reader
+from ringspec.conformance.readout.search.context import SearchContext
 from ringspec.problem.model import Array, Booleans
 
 MOST_OF_A_KIND = 2  # places of a kind
@@ -41,7 +41,12 @@ Start = tuple[Fault, ...]
 
 
 def starts_of(
-    reader: Reader, phase: str, base: Choices, ours: Booleans, there: Booleans, only: str = ""
+    context: SearchContext,
+    phase: str,
+    base: Choices,
+    ours: Booleans,
+    there: Booleans,
+    only: str = "",
 ) -> list[Start]:
     """Return the starts for a matrix, those of one fault first.
 
@@ -50,21 +55,21 @@ def starts_of(
     """
     if np.array_equal(ours, there):
         return []
-    kinds = [kind for kind in reader.kinds(phase) if kind.only == only]
+    kinds = [kind for kind in context.kinds(phase) if kind.only == only]
     whole: list[Start] = []
     some: list[tuple[int, Fault, Booleans]] = []
-    for fault, pattern in changed_by(reader, phase, kinds, ours, there):
+    for fault, pattern in changed_by(context, phase, kinds, ours, there):
         left = int((pattern != there).sum())
         if left:
             some.append((left, fault, pattern))
         else:
             whole.append((fault,))
-    whole += moved_by(reader, phase, kinds, base, ours, there)
+    whole += moved_by(context, phase, kinds, base, ours, there)
     whole.sort(key=lambda one: one[0].cost)
     pairs: list[Start] = []
     some.sort(key=lambda one: (one[0], one[1].cost))
     for _, first, pattern in some[:EXTENDED]:
-        for second, both in changed_by(reader, phase, kinds, pattern, there):
+        for second, both in changed_by(context, phase, kinds, pattern, there):
             if np.array_equal(both, there):
                 pairs.append((first, second))
     pairs.sort(key=lambda one: sum(fault.cost for fault in one))
@@ -72,17 +77,17 @@ def starts_of(
 
 
 def changed_by(
-    reader: Reader, phase: str, kinds: list[Kind], ours: Booleans, there: Booleans
+    context: SearchContext, phase: str, kinds: list[Kind], ours: Booleans, there: Booleans
 ) -> Iterator[tuple[Fault, Booleans]]:
     """Yield faults that bring the pattern ``ours`` nearer to ``there``, with the pattern that each of them gives.
 
     ``kinds``: those of the kernel that made the matrix.
     """
-    places, wrong = reader.places(phase), ours != there
+    places, wrong = context.places(phase), ours != there
     if not wrong.any():
         return
-    for kind in of_use(reader, phase, kinds, {"": (ours, there)}, True):
-        shown = shown_by(reader, phase, kind)
+    for kind in of_use(context, phase, kinds, {"": (ours, there)}, True):
+        shown = shown_by(context, phase, kind)
         assert shown is not None
         shown = np.broadcast_to(shown, ours.shape)
         good, bad = wrong & (shown == there), ~wrong & (shown != there)
@@ -91,38 +96,40 @@ def changed_by(
         parts = places.of_heads if kind.of_tiles else None
         found = [place for _, place in places.fitting(good, bad, MOST_OF_A_KIND, parts=parts)]
         if (shown.all() or not shown.any()) and kind.slots & {"mask", "count"}:
-            listed = pairs_listed(reader.geometry, widened(good, bad), places.blocks)
+            listed = pairs_listed(context.geometry, widened(good, bad), places.blocks)
             found += [] if listed is None else [listed]
         for place in found:
             yield Fault(phase, kind, place), np.where(place.table, shown, ours)
 
 
-def shown_by(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
+def shown_by(context: SearchContext, phase: str, kind: Kind) -> Booleans | None:
     """Return the pattern that a kind gives where it is made; None if it leaves the zeros where they are, or moves them."""
     key = phase, id(kind)
-    if key not in reader.patterns:
-        reader.patterns[key] = pattern_of(reader, phase, kind)
-    return reader.patterns[key]
+    if key not in context.patterns:
+        context.patterns[key] = pattern_of(context, phase, kind)
+    return context.patterns[key]
 
 
-def pattern_of(reader: Reader, phase: str, kind: Kind) -> Booleans | None:
+def pattern_of(context: SearchContext, phase: str, kind: Kind) -> Booleans | None:
     changes: dict[str, Any] = dict(kind.changes)
     if kind.names & MOVES[phase] or not changes.keys() & OF_ZEROS:
         return None
     counts = [np.asarray(x) for slot, x in changes.items() if slot.endswith("count")]
     if counts:
         if counts[0].size > 1 and kind.of_tiles:
-            return np.asarray(counts[0] > 0) & reader.model.masks[0]  # a count shows no hidden pair
+            return (
+                np.asarray(counts[0] > 0) & context.model.masks[0]
+            )  # a count shows no hidden pair
         one = counts[0].size == 1 and not counts[0].any()
         return np.zeros((1, 1, 1, 1, 1), bool) if one else None
     if {"mask", "value_mask"} <= changes.keys() or {"mask", "merge"} <= changes.keys():
         return None  # a mask of the row sums or of lse alone
     number = int(np.asarray(changes.get("value_mask", changes.get("mask"))))
-    return reader.model.masks[number] if number >= 0 else None
+    return context.model.masks[number] if number >= 0 else None
 
 
 def of_use(
-    reader: Reader,
+    context: SearchContext,
     phase: str,
     kinds: Sequence[Kind],
     zeros: Mapping[str, tuple[Booleans, Booleans]],
@@ -134,12 +141,12 @@ def of_use(
     for each matrix, the patterns with the choices so far and as observed (:func:`ringspec.conformance.readout.search.backward_match.zeros_of`).
     ``alone``: all kinds are of one matrix, and only those that change zeros are yielded.
     """
-    if kinds is reader.kinds(phase):
-        if phase not in reader.shown:
-            reader.shown[phase] = patterns_of(reader, phase, kinds)
-        at, patterns = reader.shown[phase]
+    if kinds is context.kinds(phase):
+        if phase not in context.shown:
+            context.shown[phase] = patterns_of(context, phase, kinds)
+        at, patterns = context.shown[phase]
     else:
-        at, patterns = patterns_of(reader, phase, kinds)
+        at, patterns = patterns_of(context, phase, kinds)
     use: dict[int, tuple[bool, float]] = {}
     for name, (ours, there) in zeros.items():
         gain, loss = (
@@ -161,10 +168,10 @@ def of_use(
             yield kind
 
 
-def patterns_of(reader: Reader, phase: str, kinds: Sequence[Kind]) -> tuple[list[int], Any]:
+def patterns_of(context: SearchContext, phase: str, kinds: Sequence[Kind]) -> tuple[list[int], Any]:
     """Return the numbers of the kinds that change zeros, and their patterns, one in each row."""
-    shown = [shown_by(reader, phase, kind) for kind in kinds]
-    W, n = reader.geometry.workers, reader.geometry.slots
+    shown = [shown_by(context, phase, kind) for kind in kinds]
+    W, n = context.geometry.workers, context.geometry.slots
     rows = [np.broadcast_to(x, (W, W, 1, n, n)).ravel() for x in shown if x is not None]
     at = [number for number, pattern in enumerate(shown) if pattern is not None]
     return at, np.array(rows, np.float32).reshape(len(rows), -1)
@@ -186,25 +193,30 @@ def matrix_of(kind: Kind) -> str:
 
 
 def useful(
-    reader: Reader,
+    context: SearchContext,
     phase: str,
     kinds: Sequence[Kind],
     choices: Choices,
     zeros: Mapping[str, tuple[Booleans, Booleans]],
 ) -> Iterable[Kind]:
     """Return the kinds that :func:`of_use` yields; all of them if zeros show nothing, because shares are moved or padded."""
-    right = reader.model.right
+    right = context.model.right
     moved = any(choices[x] is not right[x] for name in MOVES[phase] for x in components(name))
-    return kinds if moved or reader.geometry.padding else of_use(reader, phase, kinds, zeros)
+    return kinds if moved or context.geometry.padding else of_use(context, phase, kinds, zeros)
 
 
 def moved_by(
-    reader: Reader, phase: str, kinds: list[Kind], base: Choices, ours: Booleans, there: Booleans
+    context: SearchContext,
+    phase: str,
+    kinds: list[Kind],
+    base: Choices,
+    ours: Booleans,
+    there: Booleans,
 ) -> list[Start]:
     """Return the starts that consist of one kind by which shares land in wrong columns or rows of their own head."""
     found: list[Start] = []
     row, column = ("q", "v") if phase == "forward" else ("dv_dy", "dv_to")
-    places: list[Place] = list(reader.places(phase).blocks[:FEW_PLACES])
+    places: list[Place] = list(context.places(phase).blocks[:FEW_PLACES])
     for kind in kinds:
         moves = {slot for slot in kind.slots if slot.split(".")[0] in MOVES[phase]}
         if not moves or any(slot.endswith("head") for slot in moves) or "mask" in kind.slots:
@@ -213,7 +225,7 @@ def moved_by(
             fault = Fault(phase, kind, place)
             c = fault.applied(base)
             to = c[f"{column}.worker"], c[f"{column}.slot"]
-            if np.array_equal(landed(reader.model, ours.astype(float), row, c, *to) > 0, there):
+            if np.array_equal(landed(context.model, ours.astype(float), row, c, *to) > 0, there):
                 found.append((fault,))
                 break
     return found

@@ -19,8 +19,8 @@ from ringspec.conformance.readout.model.ring import Model
 from ringspec.conformance.readout.model.scores import OF_SCORES, scores_of_pairs
 from ringspec.conformance.readout.model.tile_merging import in_tiles, through_tiles
 from ringspec.conformance.readout.problem.pairs import Seen
+from ringspec.conformance.readout.search.context import SearchContext
 from ringspec.conformance.readout.search.matches import Match, finite_size, near, ratio_steady
-from ringspec.conformance.readout.search.reader import Reader
 from ringspec.conformance.readout.search.row_search import worst_query
 from ringspec.problem.model import Array, Booleans
 
@@ -28,13 +28,13 @@ FAINT = 1e-3  # of weights below it in one tile, the ratios are not compared: so
 
 
 def fitting_sample(
-    reader: Reader, seen: Seen, choices: Choices, wrong: Booleans
+    context: SearchContext, seen: Seen, choices: Choices, wrong: Booleans
 ) -> Callable[[Kind], bool]:
     """Return a function that tells whether a kind may explain all rows; its answer is True if the sample cannot tell.
 
     ``wrong`` [a, h, i]: the rows that ``choices`` do not explain. The sample has the query slot with most of them.
     """
-    model, geometry = reader.model, reader.geometry
+    model, geometry = context.model, context.geometry
     others = (x is model.right[slot] for slot, x in choices.of.items() if slot not in OF_SCORES)
     featured = geometry.sinks or geometry.padding or geometry.dropout is not None
     if featured or not all(others):
@@ -50,9 +50,9 @@ def fitting_sample(
             return True
         model.evaluations += 1
         found, ours = merged_rows(model, s, choices.with_value("tiles", everywhere, tiles))
-        same = near(weights, found, np.abs(found), reader.tolerance).all()
+        same = near(weights, found, np.abs(found), context.tolerance).all()
         if lse is not None:
-            same &= near(lse, ours, np.maximum(1.0, finite_size(ours)), reader.tolerance).all()
+            same &= near(lse, ours, np.maximum(1.0, finite_size(ours)), context.tolerance).all()
         return bool(same)
 
     return fits
@@ -75,23 +75,23 @@ def merged_rows(model: Model, s: Array, c: Choices) -> tuple[Array, Array]:
 
 
 def tiles_of_use(
-    reader: Reader, kind: Kind, seen: Seen, match: Match, known: dict[int, bool]
+    context: SearchContext, kind: Kind, seen: Seen, match: Match, known: dict[int, bool]
 ) -> bool:
     """Return whether a wrong merge of tiles may help; ``known``: results of :func:`tiles_alike` by size of the tiles."""
     tiles: Any = dict(kind.changes)["tiles"]
     if tiles.size not in known:
-        known[tiles.size] = tiles_alike(reader, tiles, seen.weights, match.ours["A"])
+        known[tiles.size] = tiles_alike(context, tiles, seen.weights, match.ours["A"])
     # Rows are compared in halves: a wrong merge of these leaves the halves right.
-    halves = 2 * tiles.size == reader.geometry.slots
+    halves = 2 * tiles.size == context.geometry.slots
     return known[tiles.size] and (halves or tiles.merge in OF_L or not match.alike["A"].all())
 
 
-def tiles_alike(reader: Reader, tiles: Tiles, seen: Array, ours: Array) -> bool:
+def tiles_alike(context: SearchContext, tiles: Tiles, seen: Array, ours: Array) -> bool:
     """Return whether, in every tile, each row is correct up to a factor, as after a wrong merge of these tiles."""
-    n, runs = reader.geometry.slots, {reader.geometry.run, reader.geometry.own_run}
+    n, runs = context.geometry.slots, {context.geometry.run, context.geometry.own_run}
     starts = sorted({keys.start for run in runs for keys in tiles.in_ranges(n, run)})
     parts = [(seen[..., x:y], ours[..., x:y]) for x, y in itertools.pairwise((*starts, n))]
     return all(
-        (ratio_steady(x, y, reader.tolerance) | (np.abs(x) <= FAINT).all(axis=-1)).all()
+        (ratio_steady(x, y, context.tolerance) | (np.abs(x) <= FAINT).all(axis=-1)).all()
         for x, y in parts
     )

@@ -166,15 +166,15 @@ def fault_named(
     In this ring, the fault may have the same effect as another one, or none. ``distinct``: only a kind that has not the
     same effect as a simpler one.
     """
-    phase, told, where = name
-    words = of_first_sizes(told)
+    phase, given, where = name
+    words = of_first_sizes(given)
     number = number_in(words)
     if number is not None:
         kind = next((x for x in with_number(phase, *number) if x.words == words), None)
     else:
         every = every_kind(geometry, phase, distinct)
         # A kind that stands for those of other sizes names them all.
-        kind = (every.named(told) if distinct else None) or every.named(words)
+        kind = (every.named(given) if distinct else None) or every.named(words)
     if kind is None:
         return None
     if where.startswith(IN_TILES):

@@ -78,7 +78,7 @@ class PairsShown(NamedTuple):
     may: Booleans
 
 
-class Reader:
+class SearchContext:
     """What the searches for the faults of one problem share.
 
     ``tolerance``: the largest difference that counts as equal, relative to the size of an element's terms.

@@ -59,7 +59,7 @@ class Alternative:
 class Separate:
     """What is said of some ``problems`` alone: ``words``, in place of the first sentences or, as ``how`` says, beside them.
 
-    ``faults`` and ``base`` are all that explains these problems, as in :class:`Told`.
+    ``faults`` and ``base`` are all that explains these problems, as in :class:`Conclusion`.
     """
 
     problems: tuple[str, ...]
@@ -68,12 +68,12 @@ class Separate:
     faults: tuple[Named, ...]
     base: str
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         return f"{', '.join(self.problems)}{self.how}: {self.words}"
 
 
 @dataclass(frozen=True)
-class Told:
+class Conclusion:
     """What a target, the implementation under test, computes instead of attention.
 
     ``faults``: the faults that account for most of the problems; ``stated``: these faults in words. ``explained``: the ids
@@ -104,7 +104,7 @@ class Told:
             *self.stated,
             *self.ways,
             *self.refuted,
-            *[one.told() for one in self.separate],
+            *[one.sentence() for one in self.separate],
             *self.left,
         )
 
@@ -114,7 +114,7 @@ class Told:
         return tuple(id for one in self.separate for id in one.problems)
 
 
-def told(readings: Sequence[Reading]) -> Told:
+def conclude(readings: Sequence[Reading]) -> Conclusion:
     """Combine the readings of the problems that failed."""
     found = combined(readings)
     if not readings or not all(BATCHES in one.problem for one in readings):
@@ -142,14 +142,14 @@ def in_other_words(sentence: str, rules: Sequence[tuple[str, str]]) -> str:
     return sentence
 
 
-def combined(readings: Sequence[Reading]) -> Told:
+def combined(readings: Sequence[Reading]) -> Conclusion:
     """Combine the readings of the problems that failed, in the words of a ring's heads."""
     if not readings:
-        return Told()
+        return Conclusion()
     explained = [one for one in readings if one.explained]
     left = [one for one in readings if one not in explained]
     if not explained:
-        return Told(left=tuple(unexplained(left)), shown_by=left[0].problem)
+        return Conclusion(left=tuple(unexplained(left)), shown_by=left[0].problem)
     first = explained[0]
     alternatives: list[tuple[Named, ...]] = []
     best_sets: dict[str, tuple[Named, ...]] = {}
@@ -167,7 +167,7 @@ def combined(readings: Sequence[Reading]) -> Told:
 
     windowed = any(keeps_window(one) for one in explained if same(one))
     faults = in_all(best_sets)
-    return Told(
+    return Conclusion(
         faults=faults,
         base=base,
         stated=tuple(stated_of(first, best_sets, windowed)),
@@ -193,7 +193,7 @@ def stated_of(reading: Reading, faults: Mapping[str, Sequence[Named]], windowed:
     before: list[Named] = []
     for phase, of_pass in faults.items():
         before += of_pass
-        in_words = [(with_window(fault) if windowed else fault).told() for fault in of_pass]
+        in_words = [(with_window(fault) if windowed else fault).sentence() for fault in of_pass]
         base = getattr(reading, phase).base
         if base:
             said = base_in_words(base, before)
@@ -247,7 +247,7 @@ def separate(
         how = how if base_here == base else ""
         said = new if how == ", also" else found
         more = base_in_words(base_here, said) if said[0].phase == "forward" else ""
-        words = [fault.told() for fault in said] + ([more] if more else [])
+        words = [fault.sentence() for fault in said] + ([more] if more else [])
         words = [in_batches(x) for x in words] if BATCHES in one.problem else words
         key = how, " ".join(words)
         largest = STILL_SIMPLE if one.evaluations else SIMPLE
@@ -355,6 +355,6 @@ def unexplained(wrong: Sequence[Reading]) -> list[str]:
         if found.left:
             lines.append(f"{one.problem}: not explained: {found.left}.")
         elif found.sets and not lists_pairs(found.sets[0]):
-            words = " ".join(fault.told() for fault in found.sets[0])
+            words = " ".join(fault.sentence() for fault in found.sets[0])
             lines.append(f"{one.problem}, in part: {words}")
     return lines or [f"{one.problem}: {BY_ROUNDING}"]
