@@ -13,6 +13,8 @@ from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.target import Capabilities
 from ringspec.conformance.targets.reference import REFERENCES
 
+pytestmark = pytest.mark.usefixtures("no_catalogue")
+
 GRADIENT = "The backward pass is the gradient of this wrong forward pass."
 LONGEST = "is computed from the length of the longest document"
 FIRST = "the window counts tokens from the first query of a chunk and the first key of its document"

@@ -15,6 +15,8 @@ from ringspec.conformance.readout.search.read_factors import (
 )
 from ringspec.conformance.readout.search.unexplained import size_text
 
+pytestmark = pytest.mark.usefixtures("no_catalogue")
+
 READ = "(a number read from the results)"
 
 

@@ -14,6 +14,8 @@ from ringspec.conformance.readout.faults.places import Place
 from ringspec.conformance.readout.faults.product_kinds import REPLACED
 from ringspec.conformance.readout.search.backward_trials import of_whole_sums
 
+pytestmark = pytest.mark.usefixtures("no_catalogue")
+
 
 def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)

@@ -13,6 +13,8 @@ from ringspec.conformance.readout.problem.geometry import Geometry, positions
 from ringspec.conformance.readout.problem.pairs import Pairs
 from ringspec.conformance.readout.proof.replay import explains
 
+pytestmark = pytest.mark.usefixtures("no_catalogue")
+
 WORKERS, HEADS, GROUP, SLOTS, DIM, SCALE = 3, 4, 2, 4, 3, 0.7
 KEY_HEAD = np.arange(HEADS) // GROUP
 WORKER, OWNER, HEAD, QUERY, KEY = np.indices((WORKERS, WORKERS, HEADS, SLOTS, SLOTS))

@@ -6,6 +6,8 @@ from conformance.readout.tiled_ring import TiledRing, merged
 
 from ringspec.conformance.explain.explain import explain_target
 
+pytestmark = pytest.mark.usefixtures("no_catalogue")
+
 BACKWARD = ("backward",)
 OF_BACKWARD = (
     "The backward pass is the gradient of this wrong forward pass.",

@@ -10,6 +10,8 @@ from ringspec.conformance.explain.explain import explain_target
 from ringspec.conformance.readout.faults.masks import every_mask
 from ringspec.conformance.readout.problem.geometry import WAYS, WHOLE, Geometry, positions
 
+pytestmark = pytest.mark.usefixtures("no_catalogue")
+
 LAYOUTS = ("contiguous", "zigzag", "striped")
 
 

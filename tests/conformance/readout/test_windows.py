@@ -15,6 +15,8 @@ from ringspec.conformance.target import Capabilities
 from ringspec.conformance.target.protocol import Result
 from ringspec.conformance.targets.reference import REFERENCES
 
+pytestmark = pytest.mark.usefixtures("no_catalogue")
+
 INFINITE = (
     "In the forward pass, where a row sees no key of the new block, the merge gets +infinity as the "
     "block's lse (o becomes 0)."
