@@ -41,7 +41,8 @@ def _parser() -> argparse.ArgumentParser:
         "kernel",
         nargs="?",
         default="ring_attention_spmd_fwd",
-        help=f"{', '.join(WORKLOADS)}, or package.module:function",
+        help=f"{', '.join(WORKLOADS)}, or package.module:function, where the module also has a function workload(shape) "
+        "that returns the arguments of each rank",
     )
     for name, text in (
         ("world", "ranks"),

@@ -133,13 +133,14 @@ def find_workload(name: str, shape: Shape) -> tuple[Callable[..., Any], Argument
     module_name, _, function = name.partition(":")
     if not function:
         raise LookupError(
-            f"no kernel {name!r}; known are {', '.join(WORKLOADS)}, or package.module:function"
+            f"expected {', '.join(WORKLOADS)} or package.module:function; got {name!r}"
         )
     try:
         module = importlib.import_module(module_name)
         kernel, arguments = getattr(module, function), module.workload(shape)
     except (ImportError, AttributeError) as error:
         raise LookupError(
-            f"no kernel {name!r} whose module has a workload(shape): {error}"
+            f"expected package.module:function, a module that Python can import and that also has a function "
+            f"workload(shape); got {name!r} ({error})"
         ) from error
     return kernel, arguments

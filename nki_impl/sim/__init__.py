@@ -1,4 +1,4 @@
-"""A functional simulator of the NKI subset that ring attention kernels need.
+"""A functional simulator of NKI: the language, the instructions and the collectives, on one or more ranks.
 
 In reading order: ``tensor`` (number formats, rounding, views, reads and writes), ``memory`` (storages and capacity),
 ``machine`` (cores, launches, and a scheduler that lets several cores take turns), ``operators``, ``isa`` (the

@@ -1,16 +1,11 @@
-"""Compare the simulator with the public names of NKI.
-
-``api_names.json`` lists these names by module, and says from which repository's stub files they come. For the release
-after it, whose stub files are not public, it has the new names that were found in pages of the documentation.
-"""
+"""Compare the simulator with the public names of NKI."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from importlib import resources
 from types import ModuleType
-from typing import Any
+
+from nki_impl.sim.public_names import later_names, public_names
 
 __all__ = ["Coverage", "coverage"]
 
@@ -45,23 +40,6 @@ class Coverage:
         if self.later is not None:
             lines += ["", "New names:", str(self.later)]
         return "\n".join(lines)
-
-
-def _listed() -> Any:
-    text = resources.files("nki_impl.sim").joinpath("api_names.json").read_text("utf-8")
-    return json.loads(text)
-
-
-def public_names() -> tuple[str, dict[str, tuple[str, ...]]]:
-    """Return the version of NKI, and a dict of its public names by module."""
-    held = _listed()
-    return held["source"]["version"], {name: tuple(names) for name, names in held["names"].items()}
-
-
-def later_names() -> tuple[str, dict[str, tuple[str, ...]]]:
-    """Return the release after that version, and its new names by module, as far as its pages could be read."""
-    held = _listed()["later"]
-    return held["version"], {name: tuple(names) for name, names in held["names"].items()}
 
 
 def is_offered(module: ModuleType, name: str) -> bool:

@@ -27,7 +27,8 @@ def _kernel_frame(frame: FrameType | None) -> FrameType | None:
         frame = frame.f_back
     while frame is not None and frame.f_back is not None and _is_standard(frame.f_code.co_filename):
         frame = frame.f_back  # copy.deepcopy, for example, called by the kernel
-    return frame
+    # The thread of a core, for example, begins in Python's own files: no kernel is running.
+    return None if frame is not None and _is_standard(frame.f_code.co_filename) else frame
 
 
 @functools.cache
@@ -69,7 +70,7 @@ def _operation_name() -> str:
         if frame.f_code.co_name != "entry" and not frame.f_code.co_name.startswith("<"):
             public = frame
         frame = frame.f_back
-    return "?" if public is None else public.f_code.co_qualname
+    return "?" if public is None else public.f_code.co_qualname.partition(".<locals>")[0]
 
 
 class NkiValidationError(Exception):

@@ -88,6 +88,7 @@ from nki_impl.sim.operators.tokens import (
     tanh,
     trunc,
 )
+from nki_impl.sim.public_names import no_such_name as _no_such_name
 from nki_impl.sim.tensor import dtypes as dtypes
 from nki_impl.sim.tensor.access import is_written as _is_written
 from nki_impl.sim.tensor.access import write as _write
@@ -378,7 +379,7 @@ def __getattr__(name: str) -> Any:
         return bool_
     if name == "range":
         return range
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise _no_such_name("nki.language", name)
 
 
 __all__ = [

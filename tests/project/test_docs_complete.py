@@ -268,6 +268,7 @@ RUN_BY = {
     "docs/conform/index.md": "tests/conformance/test_author_examples.py",
     "docs/conform/standins.md": "tests/standins/test_standins_page.py",
     "docs/conform/readout.md": "tests/conformance/readout/test_readout.py",
+    "docs/nki/index.md": "tests/nki_impl/test_page.py",
 }
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 VERSION = re.compile(r"\b\d+\.\d+\.\d+\b")

@@ -90,7 +90,7 @@ def rings_of(group: object, world: int) -> Rings:
         raise _bad(
             f"every rank of 0..{world - 1} in one group",
             rings,
-            f"launch as many ranks as the groups list, or list all {world}",
+            f"launch as many ranks as the groups list (run_ranks; nki.simulate has one rank), or list all {world}",
         )
     return rings
 

@@ -173,7 +173,10 @@ def _check_memory(core: Core, call: Call) -> None:
         if tensor.storage.on_chip != call.on_chip:
             name = tensor.name or "an unnamed tensor"
             raise PlacementError(
-                operand, "all operands in HBM or all in SBUF", f"{name} is not", "move it"
+                operand,
+                "all operands in HBM or all in SBUF",
+                f"{name} in {tensor.storage.buffer.value}, but srcs[0] in {call.reads[0].storage.buffer.value}",
+                "dma_copy one of them to the memory of the other",
             )
     if call.metadata is not None:
         _check_operand(core, "metadata_tensor", call.metadata)

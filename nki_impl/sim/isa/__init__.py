@@ -1,5 +1,7 @@
 """``nki.isa``: the instructions, one file per engine, with the official names and signatures."""
 
+from typing import NoReturn as _NoReturn
+
 from nki_impl.sim.errors import NkiValidationError
 from nki_impl.sim.isa import enums as constants
 from nki_impl.sim.isa.dma import dma_copy, dma_transpose
@@ -59,6 +61,7 @@ from nki_impl.sim.isa.vector import (
 from nki_impl.sim.machine.core import NkiInstruction
 from nki_impl.sim.machine.sync import core_barrier, sendrecv
 from nki_impl.sim.memory.registers import NkiScalar, VirtualRegister
+from nki_impl.sim.public_names import no_such_name as _no_such_name
 
 __all__ = [
     "NkiInstruction", "NkiScalar", "NkiValidationError", "VirtualRegister", "activation", "activation_reduce",
@@ -70,3 +73,7 @@ __all__ = [
     "tensor_engine", "tensor_partition_reduce", "tensor_reduce", "tensor_scalar",
     "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "topk", "unknown_engine", "vector_engine",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> _NoReturn:
+    raise _no_such_name("nki.isa", name)

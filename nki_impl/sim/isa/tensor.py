@@ -316,7 +316,10 @@ def nc_transpose(
         raise MatmulError("data", "128 x 128 or smaller", f"{p} x {f}", "transpose block by block")
     if dst._array.shape[0] != f or free_size(dst) != p:
         raise MatmulError(
-            "dst", f"{f} x {p}", f"{dst._array.shape[0]} x {free_size(dst)}", "slice dst"
+            "dst",
+            f"{f} x {p}, the shape of data with its dimensions exchanged",
+            f"{dst._array.shape[0]} x {free_size(dst)}",
+            "allocate dst with this shape, or slice it",
         )
     if dst.dtype is not data.dtype:
         raise DtypeError(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nki_impl.sim.errors import OutputError, UninitializedError
+from nki_impl.sim.errors import OutputError, UninitializedError, line_of
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
 from nki_impl.sim.tensor.access import hbm_tensor, is_written
 from nki_impl.sim.tensor.dtypes import bfloat16
@@ -150,5 +150,6 @@ def unload(path: str, tensor: NkiTensor) -> Array:
             f"{tensor.name or 'a tensor'} {tensor.shape} with elements that were never written",
             "write all of it, or return the part that is written",
             operation="return",
+            line=line_of(tensor.storage.made_at) if tensor.storage.made_at else None,
         )
     return tensor.array.copy()

@@ -24,6 +24,7 @@ from nki_impl.sim.errors import (
     OutputError,
     RaceError,
     SimulatorError,
+    line_of,
 )
 from nki_impl.sim.machine.arguments import (
     Input,
@@ -166,7 +167,10 @@ def run_ranks(
     per_rank = (made.grid or 1) if lnc is None else lnc
     if per_rank not in (1, 2) or (made.grid and made.grid != per_rank):
         raise LaunchError(
-            "lnc", "1 or 2, as in kernel[lnc]", f"lnc={lnc}, grid {made.grid}", "pass one"
+            "lnc",
+            "1 or 2, and the n of kernel[n] if there is one",
+            f"lnc={lnc} and kernel[{made.grid}]" if made.grid else f"lnc={lnc}",
+            "leave out lnc, or pass the same number",
         )
     if races not in ("error", "warn"):
         raise LaunchError("races", '"error" or "warn"', repr(races), "pass one of the two")
@@ -248,11 +252,15 @@ def _launch_one(kernel: Kernel, args: Any, kwargs: Mapping[str, Any], update_inp
 
 def _bound(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundArguments:
     """Return the arguments of one call by the names of the parameters, including defaults."""
+    signature = inspect.signature(kernel.function)
     try:
-        bound = inspect.signature(kernel.function).bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise LaunchError(
-            "arguments", "the kernel's arguments", error, "see its signature"
+            "arguments",
+            f"those of {kernel.function.__name__}{signature}",
+            error,
+            "pass one value for each parameter",
         ) from None
     bound.apply_defaults()
     return bound
@@ -353,6 +361,8 @@ def _body(kernel: Kernel, core: Core, call: BoundArguments, inputs_too: bool) ->
                 "an output that no collective has used",
                 f"{storage.name}, an operand of {worker.exchanged[storage]}",
                 "dma_copy it into another shared_hbm tensor and return that",
+                operation="return",
+                line=line_of(storage.made_at) if storage.made_at else None,
             )
         return tensor
 

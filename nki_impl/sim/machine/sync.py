@@ -145,7 +145,12 @@ def sendrecv(
     worker.issued[key] += 1
     part = (src, dst, send_to_rank, recv_from_rank)
     machine.meet(
-        worker, (key, number), "sendrecv", machine.cores_of([worker.rank]), part, _exchange
+        worker,
+        (key, number),
+        f"sendrecv with pipe_id {pipe_id}",
+        machine.cores_of([worker.rank]),
+        part,
+        _exchange,
     )
 
 

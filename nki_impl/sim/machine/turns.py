@@ -291,6 +291,7 @@ class Machine:
             self.situation(),
             "issue the same barriers and collectives, in the same order, on every core of every rank",
             operation="deadlock",
+            line=next(x.waits_in.arrived[x].line for x in self.workers if x.waits_in is not None),
         )
 
     def situation(self) -> str:
@@ -319,6 +320,7 @@ class Machine:
             "from the kernel without it",
             "make the number of collectives and barriers the same on all ranks and cores",
             operation=mine.operation,
+            line=mine.line,
         )
 
 

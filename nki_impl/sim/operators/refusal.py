@@ -30,21 +30,41 @@ _NAMES = (
 ).split()
 
 
-def refuse(value: object, *others: object, **options: object) -> Any:
-    """Raise :class:`DynamicValueError`, because Python needs the value of a tensor or register."""
+# What a kernel writes for the methods that do not have its name.
+_WRITTEN = {
+    "iter": "iteration", "contains": "in", "getitem": "[...]", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "eq": "==", "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "neg": "-",
+    "pos": "+", "and": "&", "or": "|", "xor": "^", "invert": "~", "lshift": "<<", "rshift": ">>", "matmul": "@",
+    "index": "use as a Python integer", "array": "conversion to a NumPy array", "deepcopy": "copy.deepcopy()",
+    "reduce_ex": "copy or pickle",
+}  # fmt: skip
+
+
+def refuse(value: object, what: str) -> Any:
+    """Raise :class:`DynamicValueError`, because ``what`` needs the value of a tensor or register in Python."""
     raise DynamicValueError(
         "value",
         "no Python access to values that exist only on the device",
-        f"bool(), comparison, iteration, arithmetic, copy or a NumPy function on a {type(value).__name__}",
+        f"{what} on {'a register' if type(value).__name__ == 'VirtualRegister' else f'a {type(value).__name__}'}",
         "compute with nisa operations; branch on shapes and launch arguments only",
+        operation=what,
     )
+
+
+def _refusal(name: str) -> Any:
+    """Return the method ``__name__`` of a class whose values Python does not know."""
+    base = name[1:] if name[0] in "ir" and name[1:] in _WRITTEN else name
+    what = _WRITTEN.get(base, f"{name}()")
+    if name in ("array_ufunc", "array_function"):
+        return lambda value, function, *given, **more: refuse(value, f"np.{function.__name__}")
+    return lambda value, *given, **more: refuse(value, what)
 
 
 def refuse_values(cls: type) -> None:
     """Make every operator that the class ``cls`` does not define itself raise the error of :func:`refuse`."""
     for name in _NAMES:
         if f"__{name}__" not in cls.__dict__:
-            setattr(cls, f"__{name}__", refuse)
+            setattr(cls, f"__{name}__", _refusal(name))
 
 
 def is_argument(made_at: Spot | None) -> bool:

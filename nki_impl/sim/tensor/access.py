@@ -317,7 +317,7 @@ def check_write(tensor: NkiTensor, operand: str) -> None:
             operand,
             "a tensor that the kernel allocated",
             f"kernel input {storage.name or '?'}",
-            "copy into an nl.ndarray(..., buffer=nl.shared_hbm) and return that",
+            "copy into an nl.ndarray(..., buffer=nl.shared_hbm) and return that; or launch with update_inputs=True",
         )
     core = current()
     if core.on_access is not None:

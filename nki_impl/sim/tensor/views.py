@@ -427,12 +427,12 @@ class NkiTensor(NKIObject):
         if self.whole and self.size > 1 and is_argument(self._storage.made_at):
             warn_of_truth(self.name)
             return True
-        return bool(refuse(self))
+        return bool(refuse(self, "bool()"))
 
     def __eq__(self, other: object) -> bool:
         if other is None or isinstance(other, (str, DType, MemoryRegion)):
             return False
-        return bool(refuse(self))
+        return bool(refuse(self, "=="))
 
     def __ne__(self, other: object) -> bool:
         return not self.__eq__(other)

@@ -378,7 +378,9 @@ X = np.arange(12, dtype=np.float32).reshape(4, 3)
 def refused(kernel, error, match, world=2, lnc=1, **options):
     with pytest.raises(error, match=match) as caught:
         run_ranks(kernel, [(X + r,) for r in range(world)], lnc=lnc, **options)
-    return str(caught.value)
+    message = str(caught.value)
+    assert f"(at {__file__}:" in message
+    return message
 
 
 def permute(src, dst, group=GROUP, **options):

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from nki_impl.sim import collectives as ncc
-from nki_impl.sim.coverage import coverage, is_offered, public_names
+from nki_impl.sim import isa as nisa
+from nki_impl.sim import language as nl
+from nki_impl.sim.coverage import coverage, is_offered
 from nki_impl.sim.machine import launch
+from nki_impl.sim.public_names import public_names
 
 NEEDED = (
     "ReplicaGroup", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute",
@@ -61,6 +64,15 @@ def test_a_name_that_only_raises_is_not_offered():
     assert not is_offered(module, "refused")
     assert not is_offered(ncc, "no_such_name")
     assert is_offered(ncc, "all_to_all_v")
+
+
+@pytest.mark.parametrize("module", [nl, nisa], ids=["nki.language", "nki.isa"])
+def test_a_missing_name_is_said_to_be_one_of_nki(module):
+    name = coverage().missing[f"nki.{module.__name__.rpartition('.')[2]}"][0]
+    with pytest.raises(AttributeError, match=rf"{name} is a name of nki 0\.6\.0 .*coverage\(\)"):
+        getattr(module, name)
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        getattr(module, "no_such_name")  # noqa: B009
 
 
 def test_the_list_names_its_public_source():

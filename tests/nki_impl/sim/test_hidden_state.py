@@ -69,6 +69,21 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "pickle": lambda t: pickle.dumps(t),
 }
 
+SAID = {
+    "np.exp": "np.exp",
+    "np.add with an array": "np.add",
+    "np.asarray": "conversion to a NumPy array",
+    "np.concatenate": "np.concatenate",
+    "float": "float()",
+    "divmod": "divmod()",
+    "len": "len()",
+    "list": "iteration",
+    "if": ">",
+    "deepcopy": "copy.deepcopy()",
+    "pickle": "copy or pickle",
+}
+"""What the message says that the kernel did."""
+
 
 def refused(kind: type[DynamicValueError], trick: Callable[[Any], Any]) -> str:
     def kernel(x: Any) -> Any:
@@ -95,6 +110,8 @@ def test_python_and_numpy_on_values_of_the_device_are_refused_and_the_line_named
     line = inspect.getsourcelines(VALUES[name])[1]
     message = refused(DynamicValueError, VALUES[name])
     assert f"{__file__}:{line})" in message
+    if name in SAID:
+        assert message.startswith(f"{SAID[name]}: ") and f"got {SAID[name]} on a" in message
 
 
 def test_hasattr_says_that_the_attribute_does_not_exist() -> None:

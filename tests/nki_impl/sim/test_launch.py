@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 import threading
 import types
@@ -201,8 +202,15 @@ def test_launches_that_make_no_sense_are_refused(arguments, lnc):
 
 
 def test_a_grid_and_another_lnc_are_refused():
-    with pytest.raises(LaunchError, match="grid 2"):
+    with pytest.raises(LaunchError, match=r"lnc=1 and kernel\[2\]"):
         run_ranks(jit(halves)[2], [(X,)], lnc=1)
+
+
+def test_a_wrong_number_of_arguments_is_refused_with_the_signature_of_the_kernel():
+    with pytest.raises(
+        LaunchError, match=r"^simulate: arguments: those of double\(x\); got missing"
+    ):
+        simulate(double)()
 
 
 # Inputs and outputs.
@@ -274,8 +282,10 @@ def test_an_output_with_a_hole_is_refused_by_name():
         nisa.dma_copy(dst=holed[:3], src=x[:3])
         return full, holed
 
-    with pytest.raises(UninitializedError, match=r"result\[1\].*holed"):
+    with pytest.raises(UninitializedError, match=r"result\[1\].*holed") as caught:
         jit(kernel)(X)
+    allocated = inspect.getsourcelines(shared)[1] + 1  # the line of its nl.ndarray
+    assert f"(at {__file__}:{allocated})" in str(caught.value)
 
 
 def test_cores_that_return_different_tensors_are_refused():

@@ -29,7 +29,9 @@ SEEDS = (None, 0, 1, 2)
 def refused(kernel, error, match, lnc=2, **options):
     with pytest.raises(error, match=match) as caught:
         run_ranks(kernel, [(X,)], lnc=lnc, **options)
-    return str(caught.value)
+    message = str(caught.value)
+    assert f"(at {__file__}:" in message
+    return message
 
 
 def tile_of(x, dtype=None):
