@@ -32,12 +32,12 @@ def no_such_name(module: str, name: str) -> AttributeError:
     """Return the error for a name that a module of the simulator lacks: NKI has it, or no documented release has.
 
     >>> print(no_such_name("nki.language", "softmax"))
-    nki.language.softmax is a name of nki 0.6.0 (Neuron 2.32) that the simulator does not offer; print(coverage()) lists these names
+    nki.language.softmax is a name of nki 0.6.0 (Neuron 2.32) that the simulator does not offer; nki_impl.sim.coverage.coverage() lists these names
     """
     for version, names in (public_names(), later_names()):
         if name in names.get(module, ()):
             return AttributeError(
-                f"{module}.{name} is a name of {version} that the simulator does not offer; print(coverage()) lists "
-                "these names"
+                f"{module}.{name} is a name of {version} that the simulator does not offer; "
+                "nki_impl.sim.coverage.coverage() lists these names"
             )
     return AttributeError(f"module {module!r} has no attribute {name!r}")

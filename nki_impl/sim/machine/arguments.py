@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from nki_impl.sim.errors import OutputError, UninitializedError, line_of
 from nki_impl.sim.memory.storage import MemoryRegion, Storage
-from nki_impl.sim.tensor.access import hbm_tensor, is_written
+from nki_impl.sim.tensor.access import hbm_tensor, is_written, unwritten_count
 from nki_impl.sim.tensor.dtypes import bfloat16
 from nki_impl.sim.tensor.views import NkiTensor
 
@@ -147,8 +147,8 @@ def unload(path: str, tensor: NkiTensor) -> Array:
         raise UninitializedError(
             path,
             "an output of which every element was written",
-            f"{tensor.name or 'a tensor'} {tensor.shape} with elements that were never written",
-            "write all of it, or return the part that is written",
+            f"{tensor.name or 'a tensor'} {tensor.shape}, of which {unwritten_count(tensor)} elements were never written",
+            "write all of it, or return the part that is written; it is allocated in this line",
             operation="return",
             line=line_of(tensor.storage.made_at) if tensor.storage.made_at else None,
         )

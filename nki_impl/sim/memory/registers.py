@@ -58,10 +58,10 @@ class VirtualRegister(NKIObject):
         self._state = value
 
     def __eq__(self, other: object) -> bool:
-        return False if other is None else bool(refuse(self, "=="))
+        return False if other is None else bool(refuse(self, "operator =="))
 
     def __ne__(self, other: object) -> bool:
-        return True if other is None else bool(refuse(self, "!="))
+        return True if other is None else bool(refuse(self, "operator !="))
 
     def __hash__(self) -> int:
         return id(self)

@@ -55,6 +55,8 @@ def _refusal(name: str) -> Any:
     """Return the method ``__name__`` of a class whose values Python does not know."""
     base = name[1:] if name[0] in "ir" and name[1:] in _WRITTEN else name
     what = _WRITTEN.get(base, f"{name}()")
+    if not what[0].isalpha() and what != "[...]":
+        what = f"operator {what}"
     if name in ("array_ufunc", "array_function"):
         return lambda value, function, *given, **more: refuse(value, f"np.{function.__name__}")
     return lambda value, *given, **more: refuse(value, what)

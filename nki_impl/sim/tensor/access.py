@@ -180,6 +180,14 @@ def is_written(tensor: NkiTensor) -> bool:
     return bool(np.logical_and.reduce(marks, axis=None))
 
 
+def unwritten_count(tensor: NkiTensor) -> str:
+    """Return how many elements of ``tensor`` were never written, such as '4 of 12'."""
+    storage = tensor._storage
+    count = 0 if storage.mask is None else int(np.count_nonzero(_marks(tensor)))
+    total = tensor.size * (tensor.dtype.itemsize // storage.unit)
+    return f"{total - count} of {total}"
+
+
 def mark_written(tensor: NkiTensor) -> None:
     """Mark every element of ``tensor`` as written."""
     storage = tensor._storage
@@ -243,13 +251,10 @@ def check_read(tensor: NkiTensor, operand: str) -> None:
     if storage.missing and not is_written(tensor):
         refuse_lost(tensor, operand)
         _await_other_core(storage)
-        shape = tensor.shape
-        count = 0 if storage.mask is None else int(np.count_nonzero(_marks(tensor)))
-        total = tensor.size * (tensor.dtype.itemsize // storage.unit)
         raise UninitializedError(
             operand,
             "elements that are written before they are read",
-            f"{total - count} of {total} elements of {tensor.name or 'the tensor'} {shape} never written",
+            f"{unwritten_count(tensor)} elements of {tensor.name or 'the tensor'} {tensor.shape} never written",
             "write the whole tile first (memset, dma_copy), or read only what was written",
         )
 

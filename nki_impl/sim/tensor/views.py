@@ -432,7 +432,7 @@ class NkiTensor(NKIObject):
     def __eq__(self, other: object) -> bool:
         if other is None or isinstance(other, (str, DType, MemoryRegion)):
             return False
-        return bool(refuse(self, "=="))
+        return bool(refuse(self, "operator =="))
 
     def __ne__(self, other: object) -> bool:
         return not self.__eq__(other)

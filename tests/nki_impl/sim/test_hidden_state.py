@@ -78,7 +78,7 @@ SAID = {
     "divmod": "divmod()",
     "len": "len()",
     "list": "iteration",
-    "if": ">",
+    "if": "operator >",
     "deepcopy": "copy.deepcopy()",
     "pickle": "copy or pickle",
 }

@@ -282,7 +282,9 @@ def test_an_output_with_a_hole_is_refused_by_name():
         nisa.dma_copy(dst=holed[:3], src=x[:3])
         return full, holed
 
-    with pytest.raises(UninitializedError, match=r"result\[1\].*holed") as caught:
+    with pytest.raises(
+        UninitializedError, match=r"result\[1\].*holed \(4, 3\), of which 3 of 12"
+    ) as caught:
         jit(kernel)(X)
     allocated = inspect.getsourcelines(shared)[1] + 1  # the line of its nl.ndarray
     assert f"(at {__file__}:{allocated})" in str(caught.value)

@@ -114,5 +114,5 @@ REFUSED = {
 def test_the_truth_of_what_may_be_a_value_is_refused(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", SimulatorWarning)
-        with pytest.raises(DynamicValueError, match=r"^(bool\(\)|==): .*test_truth\.py"):
+        with pytest.raises(DynamicValueError, match=r"^(bool\(\)|operator ==): .*test_truth\.py"):
             run(REFUSED[name])
