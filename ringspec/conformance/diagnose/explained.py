@@ -128,7 +128,7 @@ def deviations(
 
     All three are in units of the correct program's noise in the row.
     """
-    if name not in view.formats:
+    if name not in view.formats or not view.pairs(view.of(right), name):
         return (np.zeros(0),) * 3
     error = view.error(right, name)
     if not suspect.program.applies(view.call):

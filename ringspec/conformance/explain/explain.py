@@ -56,11 +56,12 @@ BLOCKS_IN_A_ROW = (3, 2)  # parts of the queries and of the keys; three parts te
 class Explained:
     """What a target computes, read from the problems in ``runs``.
 
-    ``conclusion``: what the readings show together. ``known``: id, title and links of the known bug with the same results; None if no known
-    bug has them. ``unread``: why no problem could be run; '' otherwise. ``made_of``: 'ring'; 'dense' if the target
-    claims only rings of one worker; 'block' if it claims only single blocks; 'groups' if it was read as a ring of groups
-    of workers, 'heads' as one of groups of heads. ``notes``: sentences about rows of a block without a visible key, or
-    about these groups. ``claimed_not_read``: claimed values that no problem uses, by kind of claim.
+    ``conclusion``: what the readings show together. ``known``: id, title and links of the known bug with the same
+    results; None if no known bug has them. ``unread``: why no problem could be run; '' otherwise. ``made_of``: 'ring';
+    'dense' if the target claims only rings of one worker; 'block' if it claims only single blocks; 'groups' if it was
+    read as a ring of groups of workers, 'heads' as one of groups of heads. ``notes``: sentences about rows of a block
+    without a visible key, or about these groups. ``claimed_not_read``: claimed values that no problem uses, by kind of
+    claim.
     """
 
     runs: tuple[Run, ...]
