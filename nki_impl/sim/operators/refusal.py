@@ -45,7 +45,7 @@ def refuse(value: object, what: str) -> Any:
     raise DynamicValueError(
         "value",
         "no Python access to values that exist only on the device",
-        f"{what} on {'a register' if type(value).__name__ == 'VirtualRegister' else f'a {type(value).__name__}'}",
+        f"{what} on a {type(value).__name__}",
         "compute with nisa operations; branch on shapes and launch arguments only",
         operation=what,
     )

@@ -95,7 +95,7 @@ class View:
         self.got = {name: [load(x) for x in got[name]] for name in self.formats}
         self.kept: dict[tuple[str, bool], dict[str, list[Array]]] = {}
         self.noises: dict[str, dict[str, list[Array]]] = {}
-        self.errors: dict[tuple[str, str], Error] = {}
+        self.errors: dict[tuple[str, str], Error | None] = {}
 
     def shown(self, suspect: Suspect | None) -> Suspect | None:
         """Return the suspect, or None (the correct program) if the suspect cannot change this call's results."""
@@ -185,23 +185,31 @@ class View:
         parts = [self.tokens(x, name, worker) for worker, x in enumerate(ours[name])]
         return np.concatenate([part.ravel() for part in parts])
 
-    def error(self, right: Suspect | None, name: str) -> Error:
-        """Return the errors of the target and of ``right`` (None: the correct program) where they are finite."""
+    def error(self, right: Suspect | None, name: str) -> Error | None:
+        """Return the errors of the target and of ``right`` (None: the correct program) where they are finite.
+
+        The result is None if the target's arrays have another shape.
+        """
         right = self.shown(right)
         key = ("" if right is None else right.key, name)
         if key not in self.errors:
             theirs = self.of(right)
-            sigma = [
-                np.broadcast_to(x, y.shape)
-                for x, y in zip(self.noise(None)[name], theirs[name], strict=True)
-            ]
-            base, by = self.flat(theirs, name), self.flat({name: sigma}, name)
-            with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-                e = (self.flat(self.got, name) - base) / by
-                own = (base - self.flat(self.of(None, exact=True), name)) / by
-            finite = np.isfinite(e) & np.isfinite(own)
-            self.errors[key] = Error(finite, *(x[finite] for x in (base, by, e, own)))
+            comparable = bool(self.pairs(theirs, name))
+            self.errors[key] = self.error_from(theirs, name) if comparable else None
         return self.errors[key]
+
+    def error_from(self, theirs: dict[str, list[Array]], name: str) -> Error:
+        """Compute what :meth:`error` returns, from the results of ``right``."""
+        sigma = [
+            np.broadcast_to(x, y.shape)
+            for x, y in zip(self.noise(None)[name], theirs[name], strict=True)
+        ]
+        base, by = self.flat(theirs, name), self.flat({name: sigma}, name)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            e = (self.flat(self.got, name) - base) / by
+            own = (base - self.flat(self.of(None, exact=True), name)) / by
+        finite = np.isfinite(e) & np.isfinite(own)
+        return Error(finite, *(x[finite] for x in (base, by, e, own)))
 
     def compared(
         self, ours: dict[str, list[Array]], noise: dict[str, list[Array]]

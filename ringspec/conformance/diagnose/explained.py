@@ -128,9 +128,9 @@ def deviations(
 
     All three are in units of the correct program's noise in the row.
     """
-    if name not in view.formats or not view.pairs(view.of(right), name):
+    error = view.error(right, name) if name in view.formats else None
+    if error is None:
         return (np.zeros(0),) * 3
-    error = view.error(right, name)
     if not suspect.program.applies(view.call):
         return error.e, np.zeros_like(error.e), error.own
     ours = view.flat(view.of(suspect), name)[error.finite]
